@@ -12,6 +12,7 @@ from ...ops.causal_softmax import SPEC
 from ..c_door import c_op
 from ..c_layouts import every_layout
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
+from ._along_a_dim import refused_out_dtype, refused_outs, scores
 
 
 def hidden(x: Tensor) -> Tensor:
@@ -28,11 +29,6 @@ def reference(x: Tensor) -> Tensor:
 def peer(x: Tensor) -> Tensor:
     """As eager attention writes it: mask, softmax in float32, back to the dtype."""
     return torch.softmax(x.masked_fill(hidden(x), -torch.inf), -1, dtype=torch.float32).to(x.dtype)
-
-
-def scores(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Attention scores as they come before the softmax: a spread of 3."""
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
 
 
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
@@ -74,27 +70,8 @@ def errors() -> Iterator[ErrorCase]:
         (x[:, :2],),
         op + "x must have at most as many rows q as columns k, got q = 3 and k = 2 (shape [3, 2])",
     )
-    yield ErrorCase(
-        "out shape", (x,), op + "out must have the shape of x, [3, 8], got [3, 7]", {"out": torch.empty(3, 7)}
-    )
-    yield ErrorCase(
-        "out dtype",
-        (x,),
-        op + "out must have the dtype of x, float32, got float16",
-        {"out": torch.empty(3, 8, dtype=torch.float16)},
-    )
-    yield ErrorCase(
-        "broadcast out",
-        (x,),
-        op + "out must not be a broadcast view, for it is written to, got strides [0, 1]",
-        {"out": torch.empty(8).expand(3, 8)},
-    )
-    yield ErrorCase(
-        "out overlaps",
-        (x[:2],),
-        op + "out must be x itself or share no memory with it, got one whose span of memory overlaps it",
-        {"out": x[1:]},
-    )
+    yield from refused_outs(op, x)
+    yield refused_out_dtype(op, x)
 
 
 def cost(x: Tensor) -> Cost:

@@ -12,6 +12,7 @@ from ...ops.lp_norm import SPEC
 from ..c_door import c_op
 from ..c_layouts import every_layout
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
+from ._along_a_dim import refused_dims, refused_inputs, refused_out_dtype, refused_outs
 
 
 def reference(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12) -> Tensor:
@@ -68,37 +69,15 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
 def errors() -> Iterator[ErrorCase]:
     x = values(torch.float32, 3, 8)
     op = "infini::lp_norm: "
-    yield ErrorCase("scalar", (x[0, 0],), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
-    yield ErrorCase("float64", (x.double(),), op + "x must be float32, bfloat16 or float16, got float64")
+    yield from refused_inputs(op, x)
     for p in (0, -2):
         yield ErrorCase(f"p {p}", (x, p), op + f"p must be at least 1, got {p}")
-    for dim in (2, -3, 2**31 - 1, -(2**31)):
-        yield ErrorCase(f"dimension {dim}", (x, 2, dim), op + f"dim must be in [-2, 1], got {dim}")
-    yield ErrorCase("a dim of more than 32 bits", (x, 2, 2**32), op + "dim must be a dimension of x, got 4294967296")
+    yield from refused_dims(op, x, 2)
     for eps in (-1.0, float("inf"), float("nan")):
         text = op + f"eps must be a finite number of at least 0, got {eps:g}"
         yield ErrorCase(f"eps {eps}", (x, 2, -1, eps), text)
-    yield ErrorCase(
-        "out shape", (x,), op + "out must have the shape of x, [3, 8], got [3, 7]", {"out": torch.empty(3, 7)}
-    )
-    yield ErrorCase(
-        "out dtype",
-        (x,),
-        op + "out must have the dtype of x, float32, got float16",
-        {"out": torch.empty(3, 8, dtype=torch.float16)},
-    )
-    yield ErrorCase(
-        "broadcast out",
-        (x,),
-        op + "out must not be a broadcast view, for it is written to, got strides [0, 1]",
-        {"out": torch.empty(8).expand(3, 8)},
-    )
-    yield ErrorCase(
-        "out overlaps",
-        (x[:2],),
-        op + "out must be x itself or share no memory with it, got one whose span of memory overlaps it",
-        {"out": x[1:]},
-    )
+    yield from refused_outs(op, x)
+    yield refused_out_dtype(op, x)
 
 
 def cost(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12) -> Cost:

@@ -13,6 +13,7 @@ from ..c_door import c_op, unwritten
 from ..c_layouts import every_layout
 from ..c_ops import CErrorCase, CSample, clone
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
+from ._along_a_dim import refused_dims, refused_inputs, refused_out_dtype, refused_outs, scores
 
 
 def softmax_reference(x: Tensor, dim: int = -1) -> Tensor:
@@ -29,11 +30,6 @@ def softmax_peer(x: Tensor, dim: int = -1) -> Tensor:
 
 def log_softmax_peer(x: Tensor, dim: int = -1) -> Tensor:
     return torch.log_softmax(x, dim)
-
-
-def scores(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Values as they come before a softmax: a spread of 3."""
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
 
 
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
@@ -70,36 +66,14 @@ def errors_of(name: str) -> Iterator[ErrorCase]:
     """What both refuse."""
     x = scores(torch.float32, 3, 8)
     op = f"infini::{name}: "
-    yield ErrorCase("scalar", (x[0, 0],), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
-    yield ErrorCase("float64", (x.double(),), op + "x must be float32, bfloat16 or float16, got float64")
-    for dim in (2, -3, 2**31 - 1, -(2**31)):
-        yield ErrorCase(f"dimension {dim}", (x, dim), op + f"dim must be in [-2, 1], got {dim}")
-    yield ErrorCase("a dim of more than 32 bits", (x, 2**32), op + "dim must be a dimension of x, got 4294967296")
-    yield ErrorCase(
-        "out shape", (x,), op + "out must have the shape of x, [3, 8], got [3, 7]", {"out": torch.empty(3, 7)}
-    )
-    yield ErrorCase(
-        "broadcast out",
-        (x,),
-        op + "out must not be a broadcast view, for it is written to, got strides [0, 1]",
-        {"out": torch.empty(8).expand(3, 8)},
-    )
-    yield ErrorCase(
-        "out overlaps",
-        (x[:2],),
-        op + "out must be x itself or share no memory with it, got one whose span of memory overlaps it",
-        {"out": x[1:]},
-    )
+    yield from refused_inputs(op, x)
+    yield from refused_dims(op, x)
+    yield from refused_outs(op, x)
 
 
 def softmax_errors() -> Iterator[ErrorCase]:
     yield from errors_of("softmax")
-    yield ErrorCase(
-        "out dtype",
-        (scores(torch.float32, 3, 8),),
-        "infini::softmax: out must have the dtype of x, float32, got float16",
-        {"out": torch.empty(3, 8, dtype=torch.float16)},
-    )
+    yield refused_out_dtype("infini::softmax: ", scores(torch.float32, 3, 8))
 
 
 def log_softmax_errors() -> Iterator[ErrorCase]:
