@@ -29,7 +29,7 @@ TEST_SECONDS = float(os.environ.get("INFINI_TEST_SECONDS", "0"))
 STICKY_ERROR = 70  # exit status of a worker
 STDERR = pytest.StashKey[TextIO]()
 
-pytest.register_assert_rewrite("host_streams", "runtime_cases")  # which test files import
+pytest.register_assert_rewrite("support.host_streams", "support.runtime_cases")  # which test files import
 
 
 def pytest_configure(config: pytest.Config) -> None:

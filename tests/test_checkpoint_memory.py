@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint_writers import CASES, write_folder, write_gguf
+from support.checkpoint_writers import CASES, write_folder, write_gguf
 
 # A process of its own. A small model is loaded first, for what imports and thread pools take.
 MEASURE = """

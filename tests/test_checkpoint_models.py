@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import torch_infini
-from checkpoint_writers import BLOCK_BYTES, BY_LIBRARY, CASES, write_folder, write_gguf
+from support.checkpoint_writers import BLOCK_BYTES, BY_LIBRARY, CASES, write_folder, write_gguf
 from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.nn import Batch

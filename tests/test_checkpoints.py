@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from checkpoint_writers import (
+from support.checkpoint_writers import (
     AWQ_CONFIG,
     BLOCK_BYTES,
     BY_LIBRARY,

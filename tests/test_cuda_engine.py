@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from emulated_graphs import captured_by_emulation
+from support.emulated_graphs import captured_by_emulation
 from support.engines import finish
 from torch_infini.engine import Engine, EngineConfig, SamplingParams, decode
 from torch_infini.models import Llama

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cuda_calls import captured
+from support.cuda_calls import captured
 from torch_infini.runtime import program
 from torch_infini.testing import as_tuple, cuda_device
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fresh_python import run_python
 from support.c_runtime import CPU, device_count, made, ok
+from support.fresh_python import run_python
 from torch_infini.distributed.libinfiniccl import NVIDIA, Communicator, ReduceOp, unique_id
 from torch_infini.testing import cuda_device
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpp_programs import EXAMPLES, PROGRAMS, SOURCES, compiled, run, started
 from support.c_runtime import device_count
+from support.cpp_programs import EXAMPLES, PROGRAMS, SOURCES, compiled, run, started
 from support.tiny_llama import tiny
 from torch_infini.distributed.libinfiniccl import NVIDIA
 from torch_infini.testing import emulates_cuda, greedy_tokens

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import torch_infini.compat.infinicore as ic
-from infinicore_calls import CALLS, OPS, RESULTS, F
 from support.c_checks import bits, check
 from support.c_runtime import NVIDIA, device_count
+from support.infinicore_calls import CALLS, OPS, RESULTS, F
 from torch_infini.compat.infinicore import _bridge
 from torch_infini.compat.infinicore.lib import _infinicore as raw
 from torch_infini.testing import as_tuple, emulates_cuda

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pairwise import on_gpu_all
+from support.pairwise import on_gpu_all
 from torch_infini.testing import call, check_against_reference, cuda_device, moved
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 from torch_infini.testing.ops.paged_attention import inputs, quantized, slopes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fresh_python import run_python
+from support.fresh_python import run_python
 from torch_infini.testing import cuda_device
 
 ROOT = Path(__file__).resolve().parent.parent

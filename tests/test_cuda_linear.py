@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_calls import allocations, check, here
 from support.c_runtime import CPU, NVIDIA, ok
+from support.cuda_calls import allocations, check, here
 from torch_infini.ops.matmul import values
 from torch_infini.testing import check_against_reference, cuda_device
 from torch_infini.testing.c_ops import Descriptor

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cuda_calls import allocations, captured, check, here
 from support.c_runtime import CPU, NVIDIA, ok
+from support.cuda_calls import allocations, captured, check, here
 from torch_infini.testing import cuda_device
 from torch_infini.testing.c_ops import Descriptor
 from torch_infini.testing.ops import OP_INFOS, all_c_ops

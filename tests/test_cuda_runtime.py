@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from runtime_cases import Memory, RuntimeCases, copy
 from support.c_runtime import (
     BAD_PARAM,
     BLOCKING_SYNC,
@@ -47,6 +46,7 @@ from support.c_runtime import (
     rt,
     stream,
 )
+from support.runtime_cases import Memory, RuntimeCases, copy
 from torch_infini.testing import emulates_cuda
 
 DEVICES = device_count(NVIDIA)

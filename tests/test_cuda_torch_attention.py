@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fresh_python import run_python
+from support.fresh_python import run_python
 from torch_infini._core import attention
 from torch_infini._core.attention import OPERATORS, signature, torch_attention_from, torch_attention_from_set_to
 from torch_infini.testing import check_against_reference, cuda_device, emulates_cuda

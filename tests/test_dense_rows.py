@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fresh_python import run_python
+from support.fresh_python import run_python
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, sanitized
 from torch_infini.testing.c_ops import call
 from torch_infini.testing.ops import all_c_ops

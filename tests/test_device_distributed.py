@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
-from ranks import Ranks
+from support.ranks import Ranks
 
 SIZE = 2
 

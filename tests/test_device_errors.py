@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torch_infini
-from device_processes import in_process
+from support.device_processes import in_process
 from torch_infini import device
 
 pytestmark = pytest.mark.usefixtures("infini")

@@ -1,4 +1,4 @@
-"""torch's operator database on infini, in float32 and bfloat16: tests/device_op_db.py."""
+"""torch's operator database on infini, in float32 and bfloat16: tests/support/device_op_db.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-import device_op_db
-from device_op_db import EXCEPTIONS, FORMS, compared, op_db
+from support import device_op_db
+from support.device_op_db import EXCEPTIONS, FORMS, compared, op_db
 
 pytestmark = pytest.mark.usefixtures("infini")
 

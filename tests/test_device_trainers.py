@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from device_processes import run_code
+from support.device_processes import run_code
 from torch_infini.demo import MODEL
 
 pytestmark = pytest.mark.usefixtures("infini")

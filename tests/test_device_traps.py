@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import torch_infini.device
-from device_processes import in_process, run_code
+from support.device_processes import in_process, run_code
 from torch_infini.device import unwrap, wrap
 
 ROOT = Path(__file__).resolve().parent.parent

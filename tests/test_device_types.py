@@ -1,15 +1,15 @@
-"""Runs the classes of tests/device_type_cases.py, which torch instantiates for the device infini."""
+"""Runs the classes of tests/support/device_type_cases.py, which torch instantiates for the device infini."""
 
 from __future__ import annotations
 
 import importlib
 
-from device_processes import in_process
+from support.device_processes import in_process
 
 
 def run(name: str) -> tuple[int, int, list[str]]:
     """In a process that has not imported torch's list of devices yet."""
-    return importlib.import_module("device_type_cases").run(name)
+    return importlib.import_module("support.device_type_cases").run(name)
 
 
 def test_classes() -> None:

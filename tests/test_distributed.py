@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ranks import Ranks
+from support.ranks import Ranks
 
 SIZE = 3
 DTYPES = (

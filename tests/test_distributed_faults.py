@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import torch_infini
-from ranks import Ranks
+from support.ranks import Ranks
 from torch_infini.distributed.transport import MOST_RANKS, choose, machine
 
 SIZE = 3

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import torch_infini
-from ranks import Ranks
+from support.ranks import Ranks
 from torch_infini import nn
 from torch_infini.distributed import TPGroup, communicator
 from torch_infini.runtime import program

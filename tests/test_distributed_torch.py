@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 
 import torch_infini
-from ranks import Ranks
+from support.ranks import Ranks
 from torch_infini.testing import assert_same_but_rounding
 
 SIZE = 2

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import torch_infini
-from fresh_python import run_python
+from support.fresh_python import run_python
 from torch_infini import ops
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from serving import ask, save_model, service_of
+from support.serving import ask, save_model, service_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.engine.defaults import sampling_defaults

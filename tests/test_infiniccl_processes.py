@@ -1,6 +1,6 @@
 """libinfiniccl between processes: the same results, and every way in which a rank can fail the others.
 
-What a rank is to do goes to tests/ccl_rank.py as a line of Python.
+What a rank is to do goes to tests/support/ccl_rank.py as a line of Python.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Rank:
     """A process that runs one line at a time."""
 
     def __init__(self, **environment: str) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("ccl_rank.py")), str(PATH.parent)]
+        command = [sys.executable, str(Path(__file__).with_name("support") / "ccl_rank.py"), str(PATH.parent)]
         env = {**os.environ, **environment}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self.pid = self.process.pid

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import torch_infini.compat.infinicore as ic
-from fresh_python import run_python
+from support.fresh_python import run_python
 from torch_infini.compat.infinicore import utils
 from torch_infini.compat.infinicore.lib import _infinicore as raw
 

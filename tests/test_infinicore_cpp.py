@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cpp_programs import PROGRAMS, SOURCES, compiled, run
+from support.cpp_programs import PROGRAMS, SOURCES, compiled, run
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

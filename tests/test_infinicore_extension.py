@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fresh_python import run_python
+from support.fresh_python import run_python
 from torch_infini._core.library import PATH, ROOT
 
 pybind11 = pytest.importorskip("pybind11")

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import torch_infini.compat.infinicore as ic
-from infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples, wrapped
 from support.c_checks import bits, overwrite
+from support.infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples, wrapped
 from torch_infini.compat.infinicore import _bridge, context
 from torch_infini.compat.infinicore.lib import _infinicore as raw
 from torch_infini.testing import as_tuple

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cpp_programs import EXAMPLES, compiled, run, started
+from support.cpp_programs import EXAMPLES, compiled, run, started
 from support.tiny_llama import tiny
 from torch_infini.demo import MODEL
 from torch_infini.testing import assert_likeliest, greedy_tokens, sums_of

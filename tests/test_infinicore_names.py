@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_infini.compat.infinicore as ic
-from infinicore_samples import SAMPLES, Call, Values, call
+from support.infinicore_samples import SAMPLES, Call, Values, call
 from torch_infini.compat.infinicore._recording import SIZED_BY_VALUES, VIEWS
 from torch_infini.compat.infinicore._rules import RULES
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import torch_infini.compat.infinicore as ic
-from infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples
 from support.c_checks import bits, check
+from support.infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples
 from torch_infini.compat.infinicore.lib import _infinicore as raw
 from torch_infini.testing import as_tuple
 from torch_infini.testing.c_ops import CSample, clone

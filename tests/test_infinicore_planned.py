@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_infini.compat.infinicore as infinicore
-from fresh_python import run_python
+from support.fresh_python import run_python
 from torch_infini.compat.infinicore import _recording
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as TF
 from torch import Tensor
 
-from script_runs import ROOT, Done, run_here, run_process
+from support.script_runs import ROOT, Done, run_here, run_process
 
 SCRIPTS = ROOT / "tests" / "infinicore_scripts"
 KINDS = ("float32", "float16", "bfloat16")

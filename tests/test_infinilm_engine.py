@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infinilm_models import FAMILIES, GREEDY, NEW, PROMPTS, by_row, infini, loaded, saved
+from support.infinilm_models import FAMILIES, GREEDY, NEW, PROMPTS, by_row, infini, loaded, saved
 from torch_infini.compat import infinicore
 from torch_infini.compat.infinilm import modeling_utils
 from torch_infini.compat.infinilm.cache import PagedKVCacheConfig, StaticKVCacheConfig

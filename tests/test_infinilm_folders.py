@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from infinilm_models import GREEDY, NEW, PROMPTS, by_row, infini, loaded, saved
+from support.infinilm_models import GREEDY, NEW, PROMPTS, by_row, infini, loaded, saved
 from torch_infini.compat import infinicore
 from torch_infini.compat.infinilm import configuration_utils, modeling_utils
 from torch_infini.compat.infinilm.auto_config import AutoConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from infinilm_models import GREEDY, NEW, by_row, infini
+from support.infinilm_models import GREEDY, NEW, by_row, infini
 from torch_infini.compat import infinicore
 from torch_infini.compat.infinilm import cache_utils
 from torch_infini.compat.infinilm.generation.utils import GenerationMixin, infini_to_numpy

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from script_runs import ROOT, Done, python_path, run_here, run_process
+from support.script_runs import ROOT, Done, python_path, run_here, run_process
 from torch_infini.demo import MODEL
 
 TRANSFORMERS = int(metadata.version("transformers").partition(".")[0])

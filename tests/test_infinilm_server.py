@@ -18,7 +18,7 @@ pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from serving import Command, ask_app, events_of, save_model
+from support.serving import Command, ask_app, events_of, save_model
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.compat.infinilm.server.inference_server import InferenceServer, main, parser
 

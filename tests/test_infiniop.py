@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from layers import at_level
 from support.c_checks import bits, check, first_sample
+from support.layers import at_level
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
 from torch_infini.testing.c_ops import (
     INTERFACE,

@@ -1,4 +1,4 @@
-"""libinfinirt on the CPU: what every device promises (runtime_cases.py), and host functions in events and graphs.
+"""libinfinirt on the CPU: what every device promises (support/runtime_cases.py), host functions in events and graphs.
 
 Its streams by themselves: test_infinirt_streams.py.
 """
@@ -11,8 +11,6 @@ import time
 
 import pytest
 
-from host_streams import Gate, launch
-from runtime_cases import Memory, RuntimeCases
 from support.c_runtime import (
     BAD_PARAM,
     BLOCKING_SYNC,
@@ -44,8 +42,10 @@ from support.c_runtime import (
     rt,
     stream,
 )
+from support.host_streams import Gate, launch
+from support.runtime_cases import Memory, RuntimeCases
 
-pytest_plugins = ["host_streams"]  # its fixtures
+pytest_plugins = ["support.host_streams"]  # its fixtures
 
 
 NOTHING = HostFunction(lambda _: SUCCESS)

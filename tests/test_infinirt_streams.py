@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from host_streams import Gate, launch, linux, python
 from support.c_runtime import (
     BAD_PARAM,
     COMPLETE,
@@ -35,9 +34,10 @@ from support.c_runtime import (
     rt,
     stream,
 )
+from support.host_streams import Gate, launch, linux, python
 from torch_infini.testing import sanitized
 
-pytest_plugins = ["host_streams"]  # its fixtures
+pytest_plugins = ["support.host_streams"]  # its fixtures
 
 
 def test_order_within_a_stream(s: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torch_infini
-from fresh_python import run_python
+from support.fresh_python import run_python
 from torch_infini._core.library import CPU_CAPABILITIES, PATH, RUNTIME, check_torch, load, set_cpu_capability
 from torch_infini.testing import cpu_capability_set_to, threads_set_to
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fresh_python import run_python
+from support.fresh_python import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from checkpoint_writers import CASES, write_folder, write_gguf
-from fresh_python import run_python
+from support.checkpoint_writers import CASES, write_folder, write_gguf
+from support.fresh_python import run_python
 from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama, cache
 from torch_infini.nn import Batch

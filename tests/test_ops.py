@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from layers import at_level
+from support.layers import at_level
 from torch_infini._core.products import aten_from_set_to
 from torch_infini.testing import (
     LAYOUTS,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_infini
-from fresh_python import run_python
+from support.fresh_python import run_python
 from support.tiny_llama import LAYERS, calls, close, config_values, identity, in_order, logits, tiny, tokens
 from torch_infini._core import products
 from torch_infini.patch import PatchReport, is_patched, patch_model, unpatch_model

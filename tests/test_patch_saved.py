@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import torch_infini
-from fresh_python import run_python
+from support.fresh_python import run_python
 from support.tiny_llama import calls, close, greedy, logits, tiny, tokens
 from torch_infini import LLM, SamplingParams
 from torch_infini.patch import is_patched, load_patched, patch_model, save_patched, unpatch_model

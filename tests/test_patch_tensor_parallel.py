@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torch_infini
-from ranks import Ranks
+from support.ranks import Ranks
 from torch_infini.patch.layers.quantized_linear import QuantizedLinear
 from torch_infini.patch.report import pattern
 from torch_infini.testing import greedy_tokens, rounding_error, rounding_limit, sums_of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import torch_infini
-from fresh_python import run_python
+from support.fresh_python import run_python
 from torch_infini._core import products
 from torch_infini._core.cpu import cpu_name
 from torch_infini._core.products import aten_below, aten_from, aten_from_set_to, set_aten_from

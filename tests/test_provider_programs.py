@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_infini
-from provider_counts import Counted, drop_providers, infini, pass_on
+from support.provider_counts import Counted, drop_providers, infini, pass_on
 from torch_infini import runtime
 from torch_infini.ops import register_provider, use_provider
 from torch_infini.testing.ops import OP_INFOS

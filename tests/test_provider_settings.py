@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from provider_counts import drop_providers, infini, kernels
+from support.provider_counts import drop_providers, infini, kernels
 from torch_infini import ops
 from torch_infini.__main__ import main
 from torch_infini.ops import register_provider, use_provider

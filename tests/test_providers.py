@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from provider_counts import Counted, drop_providers, infini, kernels, pass_on
+from support.provider_counts import Counted, drop_providers, infini, kernels, pass_on
 from torch_infini import ops
 from torch_infini.ops import register_provider, unregister_provider, use_provider
 from torch_infini.testing import as_tuple, call, check_against_reference, copied

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime_helpers import LONG, Gate, every_device, on_gpu, until
+from support.runtime_helpers import LONG, Gate, every_device, on_gpu, until
 from torch_infini.runtime import Event, Graph, Stream, graph
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from runtime_helpers import HAS_CUDA, LONG, Gate, on_gpu, until
+from support.runtime_helpers import HAS_CUDA, LONG, Gate, on_gpu, until
 from torch_infini.runtime import Event, Stream, graph
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from serving import MODEL, ask, events_of, save_model, send_raw, service_of, serving, slow_down, wait_until
+from support.serving import MODEL, ask, events_of, save_model, send_raw, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM, SamplingParams
 from torch_infini.engine import Completion, RequestOutput
 from torch_infini.serve import Service

@@ -15,7 +15,7 @@ pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from serving import ask, save_model, send_raw, service_of, serving, wait_until
+from support.serving import ask, save_model, send_raw, service_of, serving, wait_until
 from torch_infini import AsyncLLM
 from torch_infini.serve import Service
 from torch_infini.serve import service as service_module

@@ -29,7 +29,7 @@ pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from serving import Command, save_model, send_raw, service_of, serving, slow_down, wait_until
+from support.serving import Command, save_model, send_raw, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM
 from torch_infini.serve import ServeSettings
 from torch_infini.serve.connections import HEADROOM, QUIET, _Connection, most_connections

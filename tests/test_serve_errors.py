@@ -24,7 +24,18 @@ pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from serving import Command, ask, events_of, save_model, send_raw, server_of, service_of, serving, slow_down, wait_until
+from support.serving import (
+    Command,
+    ask,
+    events_of,
+    save_model,
+    send_raw,
+    server_of,
+    service_of,
+    serving,
+    slow_down,
+    wait_until,
+)
 from torch_infini import AsyncLLM
 from torch_infini.__main__ import main
 from torch_infini.serve import ServeSettings, Service, bind

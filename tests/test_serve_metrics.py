@@ -14,7 +14,7 @@ pytest.importorskip("httpx2")
 import httpx2 as httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving import MODEL, ask, save_model, service_of, serving, slow_down, wait_until
+from support.serving import MODEL, ask, save_model, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM
 from torch_infini.engine import Completion, RequestOutput
 from torch_infini.engine.outputs import Metrics

@@ -18,7 +18,7 @@ pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from serving import Command, save_model, wait_until
+from support.serving import Command, save_model, wait_until
 from torch_infini import LLM, SamplingParams
 
 pytestmark = [

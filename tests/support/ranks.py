@@ -70,7 +70,7 @@ class Ranks:
         waiting = {self._pipes[rank]: rank for rank in self._all(only)}
         end = time.monotonic() + seconds
         while waiting and (ready := connection.wait(waiting, max(0.0, end - time.monotonic()))):
-            for pipe in ready:
+            for pipe in [pipe for pipe in waiting if pipe in ready]:
                 rank = waiting.pop(pipe)
                 try:
                     told[rank] = pipe.recv()

@@ -14,7 +14,7 @@ from pathlib import Path
 from torch_infini._core.library import PATH, ROOT
 from torch_infini.testing import sanitized
 
-SOURCES = Path(__file__).resolve().parent / "cpp"
+SOURCES = Path(__file__).resolve().parent.parent / "cpp"
 PROGRAMS = sorted(path.stem for path in SOURCES.glob("*.cpp"))
 EXAMPLES = SOURCES.parent.parent / "csrc" / "example"
 BUILD = SOURCES.parent.parent / "build" / "cpp"

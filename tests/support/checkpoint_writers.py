@@ -136,8 +136,11 @@ def fp8_rows(name: str, weight: Tensor) -> Written:
 
 def compressed(format: str, weights: dict[str, Any]) -> Writer:
     """By compressed_tensors' own compressors."""
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.compressors import BaseCompressor  # type: ignore[import-untyped]
+    from compressed_tensors.quantization import (  # type: ignore[import-untyped]
+        QuantizationArgs,
+        QuantizationScheme,
+    )
 
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
     compressor = BaseCompressor.get_value_from_registry(format)

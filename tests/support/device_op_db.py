@@ -1,6 +1,6 @@
 """torch's operator database on the device infini: results, gradients, out= and non-contiguous samples equal the CPU's.
 
-    python tests/device_op_db.py --samples 8 --dtypes float32,bfloat16
+    python tests/support/device_op_db.py --samples 8 --dtypes float32,bfloat16
 
 Samples are made on the CPU; each is called there and, moved, on infini, after the same seed. tests/test_device_ops.py
 runs it.

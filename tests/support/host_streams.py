@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from support.c_runtime import INTERNAL_ERROR, LONG, SUCCESS, HostFunction, Release, callbacks, ok, rt, stream
 from torch_infini.compat.libinfiniop import LIBINFINIOP
+
+from .c_runtime import INTERNAL_ERROR, LONG, SUCCESS, HostFunction, Release, callbacks, ok, rt, stream
 
 
 def launch(on: int | None, body: Callable[[], object], released: Callable[[], object] | None = None) -> int:

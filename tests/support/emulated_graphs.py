@@ -25,7 +25,7 @@ class _Kept(TorchDispatchMode):
     """Keeps what ops return, as the memory pool of a graph does."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kept: list[Any] = []
         self.ops: set[str] = set()
 

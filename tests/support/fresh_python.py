@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 # A line of JSON comes in for each program; its process's id, and at its end its status go out. A fork leaves the loop
 # and runs the program as the last thing of its module, so that it ends as every interpreter does.

@@ -10,11 +10,14 @@ import os
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from support.c_runtime import (
+from torch_infini.testing import sanitized
+
+from .c_runtime import (
     BAD_PARAM,
     BLOCKING_SYNC,
     COMPLETE,
@@ -52,7 +55,6 @@ from support.c_runtime import (
     rt,
     stream,
 )
-from torch_infini.testing import sanitized
 
 KINDS = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
 MODES = pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED], ids=["global", "thread_local", "relaxed"])
@@ -166,9 +168,15 @@ class RuntimeCases:
 
     def test_host_memory_is_freed_by_any_thread(self) -> None:
         """On whatever device is current there."""
-        for free in (lambda at: ok("FreeHost", at), lambda at: (ok("SetDevice", self.kind, 0), ok("FreeHost", at))):
+
+        def free(at: int, set_device: bool) -> None:
+            if set_device:
+                ok("SetDevice", self.kind, 0)
+            ok("FreeHost", at)
+
+        for set_device in (False, True):
             at = made("MallocHost", 100)
-            joined(in_thread(lambda at=at, free=free: free(at)))
+            joined(in_thread(partial(free, at, set_device)))
             refused(BAD_PARAM, "ptr must be", "FreeHost", at)
 
     def test_stream_ordered_memory(self, s: int) -> None:
@@ -201,9 +209,8 @@ class RuntimeCases:
         data = bytes(i % 251 for i in range(100_000))
         size = len(data)
         for on in (None, s, "sync"):
-            host, source, result = (Memory(part, pinned=True) for part in (bytes(size), data, bytes(size)))
-            if not pinned:
-                host, source, result = Bytes(bytes(size)), Bytes(data), Bytes(bytes(size))
+            make: Callable[[bytes], Memory | Bytes] = partial(Memory, pinned=True) if pinned else Bytes
+            host, source, result = (make(part) for part in (bytes(size), data, bytes(size)))
             device_memory = made("Malloc", size)
 
             def move(dst: int | None, src: int | None, count: int, kind: int, on: int | str | None = on) -> None:
@@ -444,7 +451,7 @@ class RuntimeCases:
             ok("EventDestroy", done)
             ok("StreamDestroy", own)
 
-        for thread in [in_thread(lambda me=me: body(me)) for me in range(8)]:
+        for thread in [in_thread(partial(body, me)) for me in range(8)]:
             joined(thread)
         ok("StreamDestroy", shared)
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emulated_graphs import captured_by_emulation
 from torch_infini.testing import check_against_reference, cuda_device
 from torch_infini.testing.ops import OP_INFOS, Sample
+
+from .emulated_graphs import captured_by_emulation
 
 DEVICE = cuda_device()
 
@@ -21,6 +22,7 @@ def here(*values: Any) -> list[Any]:
 
 
 def moved(t: Tensor) -> Tensor:
+    assert DEVICE is not None  # or the test is skipped
     storage = t.untyped_storage().clone().to(device=torch.device(DEVICE))
     return torch.empty(0, dtype=t.dtype, device=DEVICE).set_(storage, t.storage_offset(), t.shape, t.stride())
 

@@ -17,7 +17,7 @@ import torch_infini.compat.infinicore as infinicore
 from torch_infini import compat
 from torch_infini.commands import run as command
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Done(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,10 +29,9 @@ def pass_on(spec: OpInfo) -> Callable[..., Any]:
     onward = torch.library.get_kernel(spec.op, "CPU")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     names = ", ".join(spec.arguments)
-    scope = {"onward": onward, "keys": keys}
+    scope: dict[str, Any] = {"onward": onward, "keys": keys}
     exec(f"def provided({names}): return onward.call_boxed(keys, {names})", scope)
-    provided: Callable[..., Any] = scope["provided"]
-    return provided
+    return cast(Callable[..., Any], scope["provided"])
 
 
 def kernels(op: str, key: str = "CPU") -> list[str]:

@@ -249,29 +249,36 @@ add_functional(
     lambda v: call(v(4, 5, 8), v(4, 6, 8), v(4, 6, 4)),  # torch's: three dimensions
 )
 add_functional("bilinear", lambda v: call(v(2, 3), v(2, 4), v(5, 3, 4), v(5)))
-for _n in (1, 2, 3):
-    _K, _I = (3,) * _n, (7,) * _n
+
+
+def add_windows(n: int) -> None:
+    """Those of n dimensions, with a window that moves."""
+    k, i = (3,) * n, (7,) * n
     add_functional(
-        f"conv{_n}d",
-        lambda v, k=_K, i=_I: call(v(2, 3, *i), v(4, 3, *k), v(4), 2, 1),
-        lambda v, k=_K, i=_I: call(v(3, *i), v(4, 3, *k), padding="same"),
-        lambda v, k=_K, i=_I: call(v(2, 4, *i), v(4, 2, *k), dilation=2, groups=2),
+        f"conv{n}d",
+        lambda v: call(v(2, 3, *i), v(4, 3, *k), v(4), 2, 1),
+        lambda v: call(v(3, *i), v(4, 3, *k), padding="same"),
+        lambda v: call(v(2, 4, *i), v(4, 2, *k), dilation=2, groups=2),
     )
-    add_functional(f"conv_transpose{_n}d", lambda v, k=_K, i=_I: call(v(2, 3, *i), v(3, 4, *k), v(4), 2, 1))
-    add_functional(f"avg_pool{_n}d", lambda v, i=_I: call(v(2, 3, *i), 3, 2, 1))
-    add_functional(f"lp_pool{_n}d", lambda v, i=_I: call(v(2, 3, *i), 2.0, 3))
+    add_functional(f"conv_transpose{n}d", lambda v: call(v(2, 3, *i), v(3, 4, *k), v(4), 2, 1))
+    add_functional(f"avg_pool{n}d", lambda v: call(v(2, 3, *i), 3, 2, 1))
+    add_functional(f"lp_pool{n}d", lambda v: call(v(2, 3, *i), 2.0, 3))
     add_functional(
-        f"max_pool{_n}d",
-        lambda v, i=_I: call(v(2, 3, *i), 3, 2),
-        lambda v, i=_I: call(v(2, 3, *i), 3, return_indices=True),
+        f"max_pool{n}d",
+        lambda v: call(v(2, 3, *i), 3, 2),
+        lambda v: call(v(2, 3, *i), 3, return_indices=True),
     )
-    add_functional(f"adaptive_avg_pool{_n}d", lambda v, i=_I: call(v(2, 3, *i), 3))
+    add_functional(f"adaptive_avg_pool{n}d", lambda v: call(v(2, 3, *i), 3))
     add_functional(
-        f"max_unpool{_n}d",
-        lambda v, n=_n: call(
+        f"max_unpool{n}d",
+        lambda v: call(
             v(2, 3, *(2,) * n), torch.arange(2**n).reshape((1, 1) + (2,) * n).expand(2, 3, *(2,) * n).clone(), 2
         ),
     )
+
+
+for _n in (1, 2, 3):
+    add_windows(_n)
 add_functional("adaptive_max_pool1d", lambda v: call(v(2, 3, 7), 3), lambda v: call(v(2, 3, 7), 3, True))
 add_functional("adaptive_max_pool2d", lambda v: call(v(2, 3, 7, 7), (3, None)))
 add_functional("fold", lambda v: call(v(2, 12, 6), (4, 3), (2, 2)))

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from torch_infini.testing.processes import forking
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 Result = TypeVar("Result")
 
 

@@ -13,7 +13,7 @@ from torch_infini.compat.infinilm.infer_engine import GenerationConfig, InferEng
 from torch_infini.testing import greedy_tokens
 from torch_infini.testing.checkpoints import random_model
 
-FAMILIES = {"llama": {}, "mistral": {"sliding_window": 6}, "qwen2": {}, "qwen3": {}}
+FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "mistral": {"sliding_window": 6}, "qwen2": {}, "qwen3": {}}
 PROMPTS = [[5, 6, 7, 8, 9], [300, 2, 2, 17, 40], [9, 200, 31, 8, 77]]
 NEW = 8
 GREEDY = GenerationConfig(max_new_tokens=NEW, top_k=1)
