@@ -259,10 +259,19 @@ def for_tests_alone(sources: Mapping[str, str], scripts: Mapping[str, str], page
     return sorted(of_testing - reachable("", arrows))
 
 
+def handed_to_tests_alone(sources: Mapping[str, str], scripts: Mapping[str, str]) -> list[str]:
+    """The names of torch_infini.testing itself that nothing but tests imports, from there or from their module."""
+    imports = read_imports(sources, scripts)
+    handed_on = {i.name: i.target for i in imports if i.module == "testing"}
+    used = {(i.target, i.name) for i in imports if i.module != "testing"}
+    return sorted(name for name, of in handed_on.items() if not {("testing", name), (of, name)} & used)
+
+
 def test_testing_has_nothing_for_tests_alone() -> None:
     """That is in tests/support, so that it is no part of what is installed."""
     pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
     assert for_tests_alone(read_sources(), read_scripts(), pages) == []
+    assert handed_to_tests_alone(read_sources(), read_scripts()) == []
 
 
 def test_what_is_for_tests_alone_is_found() -> None:
@@ -279,6 +288,7 @@ def test_what_is_for_tests_alone_is_found() -> None:
     assert found("from torch_infini.testing import moved") == {"testing.soak", "testing.engines"}
     assert found("import torch_infini.testing.soak") == set()
     assert found(page="`python -m torch_infini.testing.soak 5`") == set()
+    assert handed_to_tests_alone(sources, read_scripts()) == ["small_engine"]
 
 
 def test_arrows() -> None:

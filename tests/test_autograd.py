@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torch_infini._core.library import SEES_AUTOGRAD
-from torch_infini.testing import as_tuple, copied
+from torch_infini.testing import as_tuple
+from torch_infini.testing.compare import copied
 from torch_infini.testing.ops import OpInfo, all_op_infos
 
 OPS = list(all_op_infos())

@@ -187,7 +187,7 @@ def test_decode(measured: Any, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_families(measured: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from torch_infini.testing import rounding_limit, sums_of
+    from support.rounding import rounding_limit, sums_of
     from torch_infini.testing.patched_families import FAMILIES, logits, prompts
 
     command = "families.py --quick --families Qwen3,Mixtral"

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.sanitizers import sanitized
 from torch_infini._core.headers import parse
 from torch_infini._core.library import ROOT
 from torch_infini.compat.libinfiniop import InfiniDeviceEnum, InfiniDtype
-from torch_infini.testing import sanitized
 from torch_infini.testing.c_ops import LIBRARIES, Handle, address, c_function
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from support.rounding import assert_clear, assert_likeliest, assert_same_but_rounding, rounding_limit
 from support.tiny_llama import close, logits, tiny, tokens
-from torch_infini.testing import assert_clear, assert_likeliest, assert_same_but_rounding, rounding_limit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

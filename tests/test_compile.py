@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
+from support.rounding import assert_same_but_rounding, sums_of
 from torch_infini import compile as infini_compile
-from torch_infini.testing import assert_same_but_rounding, sums_of
 from torch_infini.testing.families import FAMILIES, LAYERS, Family, errors_of, tokens
 
 pytest.importorskip("transformers")

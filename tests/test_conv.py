@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter
 
+from support.rounding import assert_same_but_rounding
 from torch_infini.ops import conv
-from torch_infini.testing import assert_same_but_rounding
 
 X, WEIGHT, BIAS = torch.randn(2, 3, 11, 12), torch.randn(4, 3, 3, 5), torch.randn(4)
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.rounding import ulps
 from torch_infini.testing import cuda_device
-from torch_infini.testing.compare import ulps
 from torch_infini.testing.ops import OpInfo, all_op_infos
 from torch_infini.testing.ops.silu import activations
 

@@ -10,9 +10,10 @@ import torch
 
 from support.emulated_graphs import captured_by_emulation
 from support.engines import finish
+from torch_infini._core.library import emulates_cuda
 from torch_infini.engine import Engine, EngineConfig, SamplingParams, decode
 from torch_infini.models import Llama
-from torch_infini.testing import cuda_device, emulates_cuda
+from torch_infini.testing import cuda_device
 from torch_infini.testing.checkpoints import SMALL, random_model
 
 pytestmark = pytest.mark.skipif(cuda_device() is None, reason="neither a GPU nor its emulation")

@@ -12,9 +12,10 @@ import torch
 
 from support.c_runtime import device_count
 from support.cpp_programs import EXAMPLES, PROGRAMS, SOURCES, compiled, run, started
+from support.rounding import greedy_tokens
 from support.tiny_llama import tiny
+from torch_infini._core.library import emulates_cuda
 from torch_infini.distributed.libinfiniccl import NVIDIA
-from torch_infini.testing import emulates_cuda, greedy_tokens
 
 pytestmark = pytest.mark.skipif(device_count(NVIDIA) == 0, reason="no GPU, and the libraries are not the emulated ones")
 

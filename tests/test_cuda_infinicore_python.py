@@ -17,9 +17,10 @@ import torch_infini.compat.infinicore as ic
 from support.c_checks import bits, check
 from support.c_runtime import NVIDIA, device_count
 from support.infinicore_calls import CALLS, OPS, RESULTS, F
+from torch_infini._core.library import emulates_cuda
 from torch_infini.compat.infinicore import _bridge
 from torch_infini.compat.infinicore.lib import _infinicore as raw
-from torch_infini.testing import as_tuple, emulates_cuda
+from torch_infini.testing import as_tuple
 from torch_infini.testing.c_ops import CSample, Described, clone
 
 DEVICES = device_count(NVIDIA)

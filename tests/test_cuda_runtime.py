@@ -47,7 +47,7 @@ from support.c_runtime import (
     stream,
 )
 from support.runtime_cases import Memory, RuntimeCases, copy
-from torch_infini.testing import emulates_cuda
+from torch_infini._core.library import emulates_cuda
 
 DEVICES = device_count(NVIDIA)
 pytestmark = pytest.mark.skipif(DEVICES == 0, reason="no GPU, and the libraries are not the emulated ones")

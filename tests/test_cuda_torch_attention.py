@@ -18,7 +18,8 @@ from torch import Tensor
 from support.fresh_python import run_python
 from torch_infini._core import attention
 from torch_infini._core.attention import OPERATORS, signature, torch_attention_from, torch_attention_from_set_to
-from torch_infini.testing import check_against_reference, cuda_device, emulates_cuda
+from torch_infini._core.library import emulates_cuda
+from torch_infini.testing import check_against_reference, cuda_device
 from torch_infini.testing.ops import OP_INFOS, Sample
 from torch_infini.testing.ops.attention import attention_inputs
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from support.fresh_python import run_python
-from torch_infini.testing import cpu_capability_set_to, kernel_levels, sanitized
+from support.sanitizers import sanitized
+from torch_infini.testing import cpu_capability_set_to, kernel_levels
 from torch_infini.testing.c_ops import call
 from torch_infini.testing.ops import all_c_ops
 

@@ -15,7 +15,7 @@ from support.ranks import Ranks
 from torch_infini import nn
 from torch_infini.distributed import TPGroup, communicator
 from torch_infini.runtime import program
-from torch_infini.testing import rounding_error
+from torch_infini.testing.compare import rounding_error
 
 SIZE = 3
 DTYPES = (

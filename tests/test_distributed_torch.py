@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import torch_infini
 from support.ranks import Ranks
-from torch_infini.testing import assert_same_but_rounding
+from support.rounding import assert_same_but_rounding
 
 SIZE = 2
 SUMS = (32, 3 * 6)  # of terms; three steps of training, each through three layers and back

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 
 import torch_infini
 from torch_infini.ops import all_ops
-from torch_infini.testing import as_tuple, assert_close, call, copied
+from torch_infini.testing import as_tuple, call
+from torch_infini.testing.compare import assert_close, copied
 from torch_infini.testing.ops import OpInfo, Sample, all_c_ops, all_op_infos
 from torch_infini.testing.processes import forking
 

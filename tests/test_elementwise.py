@@ -10,9 +10,9 @@ import itertools
 import pytest
 import torch
 
+from support.rounding import ulps
 from torch_infini.ops.rms_norm import ROUNDINGS
 from torch_infini.testing import cpu_capability_set_to, kernel_levels
-from torch_infini.testing.compare import ulps
 from torch_infini.testing.ops import OP_INFOS
 from torch_infini.testing.ops.rms_norm import norm_inputs
 

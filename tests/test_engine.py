@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from support.engines import finish, small_engine, soak
+from support.rounding import assert_likeliest, greedy_tokens, rounding_limit, sums_of
 from torch_infini.engine import LLM, BlockManager, Engine, EngineConfig, SamplingParams
 from torch_infini.engine.blocks import ROOT, OutOfBlocks
 from torch_infini.models import Llama
-from torch_infini.testing import assert_likeliest, greedy_tokens, rounding_limit, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from support.sanitizers import sanitized
 from torch_infini._core.library import PATH
 from torch_infini.distributed.libinfiniccl import unique_id
-from torch_infini.testing import sanitized
 
 SHM = Path("/dev/shm")
 pytestmark = pytest.mark.skipif(not SHM.is_dir(), reason="the ranks meet in /dev/shm")

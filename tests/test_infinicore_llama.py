@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from support.cpp_programs import EXAMPLES, compiled, run, started
+from support.rounding import assert_likeliest, greedy_tokens, sums_of
 from support.tiny_llama import tiny
 from torch_infini.demo import MODEL
-from torch_infini.testing import assert_likeliest, greedy_tokens, sums_of
 
 PROMPT, NEW = [1, 15, 27, 100, 3, 90, 90, 7], 20
 MODELS: dict[str, dict[str, Any]] = {

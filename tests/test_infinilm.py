@@ -16,13 +16,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.rounding import assert_same_but_rounding, greedy_tokens, sums_of
 from torch_infini.compat import infinicore
 from torch_infini.compat.infinilm import AutoConfig, infer_engine
 from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.compat.infinilm.sampling import Settings, by_fixed_number
 from torch_infini.engine.decode import RECORDED
-from torch_infini.testing import assert_same_but_rounding, greedy_tokens, rounding_error, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
+from torch_infini.testing.compare import rounding_error
 from torch_infini.testing.ops.random_sample import uniform
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -19,6 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from support.rounding import greedy_tokens
 from torch_infini.compat import infinicore
 from torch_infini.compat.infinicore.lib import _infinicore
 from torch_infini.compat.infinilm.auto_config import AutoConfig
@@ -26,7 +27,6 @@ from torch_infini.compat.infinilm.cache.sized_in_blocks import PagedKVCacheConfi
 from torch_infini.compat.infinilm.convert import as_device
 from torch_infini.compat.infinilm.infer_engine import InferEngine as FolderEngine
 from torch_infini.compat.infinilm.lib import _infinilm
-from torch_infini.testing import greedy_tokens
 from torch_infini.testing.checkpoints import random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.rounding import assert_same_but_rounding, sums_of
 from torch_infini.compat.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig
 from torch_infini.compat.infinilm.hooks import NAMES
-from torch_infini.testing import assert_same_but_rounding, sums_of
 from torch_infini.testing.checkpoints import SMALL, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

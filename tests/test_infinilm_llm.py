@@ -21,6 +21,7 @@ import torch
 
 import torch_infini
 from support import async_soak
+from support.rounding import greedy_tokens
 from torch_infini.compat.infinilm import llm as door
 from torch_infini.compat.infinilm.llm import (
     LLM,
@@ -36,7 +37,6 @@ from torch_infini.compat.infinilm.llm import (
 )
 from torch_infini.compat.infinilm.llm import config as config_module
 from torch_infini.compat.infinilm.llm.request import Outbox, SampleDelta
-from torch_infini.testing import greedy_tokens
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -35,7 +35,7 @@ from support.c_runtime import (
     stream,
 )
 from support.host_streams import Gate, launch, linux, python
-from torch_infini.testing import sanitized
+from support.sanitizers import sanitized
 
 pytest_plugins = ["support.host_streams"]  # its fixtures
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.testing import as_tuple, call, copied, cpu_capability_set_to, kernel_levels
+from torch_infini.testing import as_tuple, call, cpu_capability_set_to, kernel_levels
+from torch_infini.testing.compare import copied
 from torch_infini.testing.ops import OP_INFOS, Sample
 from torch_infini.testing.ops._int32 import with_int32
 

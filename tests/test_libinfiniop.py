@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.rounding import assert_same_but_rounding
 from torch_infini.compat.libinfiniop import *  # noqa: F403 -- as scripts do
 from torch_infini.compat.libinfiniop import (
     LIBINFINIOP,
@@ -45,7 +46,6 @@ from torch_infini.compat.libinfiniop import (
     torch_device_map,
 )
 from torch_infini.compat.libinfiniop import test_operator as run_operator  # renamed: no test of pytest
-from torch_infini.testing import assert_same_but_rounding
 
 CPU = InfiniDeviceEnum.CPU
 

@@ -8,14 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.testing import (
-    assert_close,
-    check_against_reference,
-    cpu_capability_set_to,
-    kernel_levels,
-    relayout,
-    threads_set_to,
-)
+from torch_infini.testing import check_against_reference, cpu_capability_set_to, kernel_levels, relayout, threads_set_to
+from torch_infini.testing.compare import assert_close
 from torch_infini.testing.ops import OP_INFOS, Sample
 from torch_infini.testing.ops.linear import inputs, reference
 

@@ -11,17 +11,12 @@ import torch
 from torch import Tensor
 
 import torch_infini
+from torch_infini._core.library import emulates_cuda
 from torch_infini.nn import Linear
 from torch_infini.nn.linear import fastest
 from torch_infini.ops._packed import packed_shape, unpack_linear
-from torch_infini.testing import (
-    assert_close,
-    check_against_reference,
-    cpu_capability_set_to,
-    emulates_cuda,
-    kernel_levels,
-    threads_set_to,
-)
+from torch_infini.testing import check_against_reference, cpu_capability_set_to, kernel_levels, threads_set_to
+from torch_infini.testing.compare import assert_close
 from torch_infini.testing.ops import OP_INFOS, Sample
 from torch_infini.testing.ops.linear_packed import inputs
 from torch_infini.weights import best

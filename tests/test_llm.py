@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from support.rounding import greedy_tokens
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
-from torch_infini.testing import greedy_tokens
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from support.rounding import assert_same_but_rounding, sums_of
 from torch_infini._core.products import aten_from_set_to
 from torch_infini.models import Llama, LlamaConfig, checkpoint
 from torch_infini.nn import Batch, KVCache, Linear
 from torch_infini.nn.linear import fastest
-from torch_infini.testing import assert_same_but_rounding, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, cast, random_model
 from torch_infini.weights import quantize
 

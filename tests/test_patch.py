@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from support.rounding import assert_same_but_rounding
 from support.tiny_llama import (
     ALL_CALLS,
     LAYERS,
@@ -29,7 +30,6 @@ from support.tiny_llama import (
     tokens,
 )
 from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
-from torch_infini.testing import assert_same_but_rounding
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.rounding import greedy_tokens
 from support.tiny_llama import close, logits, tiny, tokens
 from torch_infini.patch import patch_model, patched, unpatch_model
 from torch_infini.patch.layers import cache as patch_cache
-from torch_infini.testing import greedy_tokens
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
+from support.rounding import assert_likeliest, assert_same_but_rounding, sums_of
 from torch_infini.patch import patch_model, patched
-from torch_infini.testing import assert_likeliest, assert_same_but_rounding, sums_of
 from torch_infini.testing.patched_families import FAMILIES, Errors, Family, exact_logits, logits, prompts
 
 pytest.importorskip("transformers")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.rounding import greedy_tokens
 from support.tiny_llama import PROMPT, CallCounter, close, logits, static_cache, tiny, tokens
 from torch_infini.patch import patched
-from torch_infini.testing import greedy_tokens
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.rounding import rounding_limit, sums_of
 from support.tiny_llama import LAYERS, calls, close, greedy, identity, in_order, logits, tiny, tokens
 from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
 from torch_infini.patch.layers.memory import moved
-from torch_infini.testing import rounding_limit, sums_of
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread", "no_graphs_left")

@@ -12,10 +12,11 @@ from torch import Tensor
 
 import torch_infini
 from support.ranks import Ranks
+from support.rounding import greedy_tokens, rounding_limit, sums_of
 from torch_infini.patch.layers.quantized_linear import QuantizedLinear
 from torch_infini.patch.report import pattern
-from torch_infini.testing import greedy_tokens, rounding_error, rounding_limit, sums_of
 from torch_infini.testing.checkpoints import SMALL, cast, random_model
+from torch_infini.testing.compare import rounding_error
 from torch_infini.weights import FORMATS, best
 
 TOKENS = 20

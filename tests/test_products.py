@@ -18,9 +18,11 @@ import torch_infini
 from support.fresh_python import run_python
 from torch_infini._core import products
 from torch_infini._core.cpu import cpu_name
+from torch_infini._core.library import emulates_cuda
 from torch_infini._core.products import aten_below, aten_from, aten_from_set_to, set_aten_from
 from torch_infini.commands import tune
-from torch_infini.testing import assert_close, cpu_capability_set_to, emulates_cuda, kernel_levels
+from torch_infini.testing import cpu_capability_set_to, kernel_levels
+from torch_infini.testing.compare import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
 OPS = torch.ops.infini

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from support.sanitizers import sanitized
 from torch_infini.runtime import Program, program
 from torch_infini.runtime.programs import plan_memory
-from torch_infini.testing import as_tuple, call, copied, sanitized
+from torch_infini.testing import as_tuple, call
+from torch_infini.testing.compare import copied
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 from torch_infini.testing.ops.random_sample import settings_for
 from torch_infini.testing.ops.rope import angles

@@ -18,7 +18,8 @@ from torch.autograd import forward_ad
 from support.provider_counts import Counted, drop_providers, infini, kernels, pass_on
 from torch_infini import ops
 from torch_infini.ops import register_provider, unregister_provider, use_provider
-from torch_infini.testing import as_tuple, call, check_against_reference, copied
+from torch_infini.testing import as_tuple, call, check_against_reference
+from torch_infini.testing.compare import copied
 from torch_infini.testing.ops import OP_INFOS, OpInfo, all_op_infos
 
 

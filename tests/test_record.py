@@ -22,14 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from support.sanitizers import sanitized
 from torch_infini import runtime
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
 from torch_infini.ops import register_provider, unregister_provider, use_provider
 from torch_infini.runtime import Recording, _bound, record
 from torch_infini.runtime._plan import WritingCall
-from torch_infini.testing import as_tuple, copied, sanitized
+from torch_infini.testing import as_tuple
 from torch_infini.testing.checkpoints import SMALL, random_model
+from torch_infini.testing.compare import copied
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 
 LONG = 30.0  # seconds after which a test that waits has failed

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
+from support.rounding import assert_same_but_rounding
 from torch_infini.nn.rotary import RotaryEmbedding, inverse_frequencies, rotary_settings
-from torch_infini.testing import assert_same_but_rounding
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb  # noqa: E402

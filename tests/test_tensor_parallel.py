@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.rounding import assert_clear, sums_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.compat.infinilm.lib import _infinilm
@@ -25,7 +26,6 @@ from torch_infini.distributed.groups import number_of
 from torch_infini.distributed.libinfiniccl import Communicator
 from torch_infini.engine.runner import make_worker
 from torch_infini.models import Llama, checkpoint
-from torch_infini.testing import assert_clear, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_infini.testing import assert_close
 from torch_infini.testing.c_ops import COp, CSample, Described, as_tensor, memory_of
+from torch_infini.testing.compare import assert_close
 
 
 def overwrite(args: Mapping[str, Any], values: Mapping[str, Any]) -> None:

@@ -12,7 +12,8 @@ import subprocess
 from pathlib import Path
 
 from torch_infini._core.library import PATH, ROOT
-from torch_infini.testing import sanitized
+
+from .sanitizers import sanitized
 
 SOURCES = Path(__file__).resolve().parent.parent / "cpp"
 PROGRAMS = sorted(path.stem for path in SOURCES.glob("*.cpp"))

@@ -10,8 +10,9 @@ import torch
 from torch_infini.compat import infinicore
 from torch_infini.compat.infinilm import modeling_utils
 from torch_infini.compat.infinilm.infer_engine import GenerationConfig, InferEngine
-from torch_infini.testing import greedy_tokens
 from torch_infini.testing.checkpoints import random_model
+
+from .rounding import greedy_tokens
 
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "mistral": {"sliding_window": 6}, "qwen2": {}, "qwen3": {}}
 PROMPTS = [[5, 6, 7, 8, 9], [300, 2, 2, 17, 40], [9, 200, 31, 8, 77]]

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from torch_infini.testing import sanitized
-
 from .c_runtime import (
     BAD_PARAM,
     BLOCKING_SYNC,
@@ -55,6 +53,7 @@ from .c_runtime import (
     rt,
     stream,
 )
+from .sanitizers import sanitized
 
 KINDS = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
 MODES = pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED], ids=["global", "thread_local", "relaxed"])

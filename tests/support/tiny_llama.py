@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_infini.testing.compare import assert_clear, assert_same_but_rounding, sums_of
 from torch_infini.testing.new_model import new_model
+
+from .rounding import assert_clear, assert_same_but_rounding, sums_of
 
 LAYERS = 2
 VOCABULARY = 128

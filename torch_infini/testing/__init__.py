@@ -1,45 +1,19 @@
-"""Tools that tests, benchmarks and `doctor` share; ops/ has the reference, samples and expected errors of each op."""
+"""What `doctor`, benchmarks and tests share; ops/ has the reference, samples and expected errors of each op."""
 
-from .compare import (
-    as_tuple,
-    assert_clear,
-    assert_close,
-    assert_likeliest,
-    assert_same_but_rounding,
-    call,
-    check_against_reference,
-    copied,
-    greedy_tokens,
-    moved,
-    on_cpu,
-    rounding_error,
-    rounding_limit,
-    sums_of,
-)
+from .compare import as_tuple, call, check_against_reference, moved, on_cpu
 from .layouts import LAYOUTS, relayout
-from .machine import cpu_capability_set_to, cuda_device, emulates_cuda, kernel_levels, sanitized, threads_set_to
+from .machine import cpu_capability_set_to, cuda_device, kernel_levels, threads_set_to
 
 __all__ = [
     "LAYOUTS",
     "as_tuple",
-    "assert_clear",
-    "assert_close",
-    "assert_likeliest",
-    "assert_same_but_rounding",
     "call",
     "check_against_reference",
-    "copied",
     "cpu_capability_set_to",
     "cuda_device",
-    "emulates_cuda",
-    "greedy_tokens",
     "kernel_levels",
     "moved",
     "on_cpu",
     "relayout",
-    "rounding_error",
-    "rounding_limit",
-    "sanitized",
-    "sums_of",
     "threads_set_to",
 ]

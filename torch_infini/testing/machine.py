@@ -1,18 +1,13 @@
-"""An op's instruction sets, scopes with another one or another number of threads, and what this process is.
-
-Whether it has a sanitizer, a device for the CUDA kernels, or their emulation.
-"""
+"""An op's instruction sets, scopes with another one or another number of threads, and the device of CUDA kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
-from .._core.library import cpu_capabilities, cpu_capability, set_cpu_capability
-from .._core.library import emulates_cuda as emulates_cuda
+from .._core.library import cpu_capabilities, cpu_capability, emulates_cuda, set_cpu_capability
 
 INT8_PRODUCTS = (
     "linear_int8",
@@ -22,12 +17,6 @@ INT8_PRODUCTS = (
     "scaled_mm_int8",
     "Int8Gemm",
 )  # ops with kernels in *_dot_cpu.cpp files
-
-
-def sanitized() -> bool:
-    """Whether this process runs under AddressSanitizer or ThreadSanitizer, which keep memory that was freed."""
-    maps = Path("/proc/self/maps")
-    return maps.exists() and any(name in maps.read_text() for name in ("libasan", "libtsan"))
 
 
 def cuda_device() -> str | None:
