@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 FILE = """
 import torch
 
-from torch_infini.weights.format import Format, Integers, Kind
+from torch_infini.weights.format import Format, Integers, TensorSpec
 
 PANEL = 4
 
@@ -37,8 +37,8 @@ class Halves(Format):
     name, serves, panel = "halves", "eight", PANEL
 
     def kinds(self, n, k, group, dtype):
-        weight = Kind((-(-n // PANEL), -(-k // 2), 2 * PANEL), torch.int8, 2, PANEL)
-        return {"weight": weight, "scales": Kind((n,), torch.float32)}
+        weight = TensorSpec((-(-n // PANEL), -(-k // 2), 2 * PANEL), torch.int8, 2, PANEL)
+        return {"weight": weight, "scales": TensorSpec((n,), torch.float32)}
 
     def rows(self, of, n, k):
         panels, pairs, _ = of.weight.shape
