@@ -1,4 +1,4 @@
-"""The description of a quantized checkpoint: quantization_config of config.json, parsed once into a Format per layer.
+"""The description of a quantized checkpoint: quantization_config of config.json, parsed into a StoredFormat a layer.
 
 Whatever is unknown, contradictory or not served is refused here, by one sentence, before a weight is read.
 """
@@ -38,7 +38,7 @@ class QuantizedLayer(NamedTuple):
     """A quantized linear layer, of out_features n and in_features k.
 
     Attributes:
-        names: The names of its tensors by their last part, as the Format calls them.
+        names: The names of its tensors by their last part, as the StoredFormat calls them.
     """
 
     format: StoredFormat
