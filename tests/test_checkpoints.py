@@ -30,7 +30,7 @@ from support.checkpoint_writers import (
     write_folder,
     write_gguf,
 )
-from torch_infini.checkpoints import open_checkpoint
+from torch_infini.checkpoints import files_of, open_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -312,6 +312,20 @@ def test_description_beside_the_config(tmp_path: Path) -> None:
     (folder / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 64, "sym": True}))
     with open_checkpoint(folder) as checkpoint:
         assert checkpoint.layers["a.b"].format.name == "gptq"
+
+
+@pytest.mark.parametrize(
+    "name", [3, None, "", "..", "../model.safetensors", "/model.safetensors", "a/model.safetensors"]
+)
+def test_an_index_names_files_of_its_folder(name: Any, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path, awq()("x", torch.randn(16, 128)), AWQ_CONFIG)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "model.safetensors"}}))
+    assert files_of(folder) == [folder / "model.safetensors"]
+    index.write_text(json.dumps({"weight_map": {"x": "model.safetensors", "y": name}}))
+    with pytest.raises(ValueError) as raised:
+        files_of(folder)
+    assert str(raised.value) == f"torch_infini.checkpoints: {index} must name files of its folder, got {name!r}"
 
 
 def test_cut_off_files(tmp_path: Path) -> None:

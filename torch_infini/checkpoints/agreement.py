@@ -53,7 +53,9 @@ def check_tensors(
     if different:
         wrong.append(_listed(different, "; "))
     if wrong:
-        raise ValueError(f"{where}: the tensors in {path} must be those of its config.json, got " + "; ".join(wrong))
+        raise ValueError(
+            f"{where}: the tensors in {path} must be those of its {_config_of(path)}, got " + "; ".join(wrong)
+        )
 
 
 def check_layers(where: str, path: Path, found: Mapping[str, TensorInfo], layers: int) -> None:
@@ -65,13 +67,17 @@ def check_layers(where: str, path: Path, found: Mapping[str, TensorInfo], layers
     if layers > len(found):
         raise ValueError(
             f"{where}: num_hidden_layers must be at most the number of tensors in {path}, {len(found)}, got {layers} "
-            "in its config.json"
+            f"in its {_config_of(path)}"
         )
 
 
 def is_derived(name: str) -> bool:
     """Whether older releases of transformers stored a tensor of this name though it follows from the config."""
     return name.endswith((".rotary_emb.inv_freq", ".masked_bias", ".attn.bias"))
+
+
+def _config_of(path: Path) -> str:
+    return "metadata" if path.is_file() else "config.json"  # a GGUF file, or a folder
 
 
 def _fault(name: str, info: TensorInfo, want: Wanted) -> str | None:

@@ -160,6 +160,9 @@ def files_of(folder: Path, where: str = NAME) -> list[Path]:
         names = read_object(index, where).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise ValueError(f"{where}: {index} must have a weight_map of tensors to files, got {type(names).__name__}")
+        for name in names.values():
+            if not isinstance(name, str) or name in ("", "..") or name != Path(name).name:
+                raise ValueError(f"{where}: {index} must name files of its folder, got {name!r}")
         files = [folder / name for name in sorted(set(names.values()))]
         missing = [file.name for file in files if not file.is_file()]
         if missing:

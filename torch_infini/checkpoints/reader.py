@@ -5,7 +5,7 @@ Files are memory-mapped; a tensor's pages are dropped again once its layer has b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,18 @@ class Checkpoint:
         stored = {tensor for layer in self.layers.values() for tensor in layer.names.values()}
         whole = {f"{name}.weight": TensorInfo(torch.float32, (layer.n, layer.k)) for name, layer in self.layers.items()}
         return {name: info for name, info in self.tensors.items() if name not in stored} | whole
+
+    @property
+    def biases(self) -> set[str]:
+        """The biases that are stored with quantized layers. GPTQ's writers store zeros where the model has none."""
+        return {f"{name}.bias" for name in self.layers} & self.tensors.keys()
+
+    def check_zeros(self, where: str, biases: Iterable[str]) -> None:
+        """Raise ValueError, which begins with the caller, unless these biases, which the model has not, are zeros."""
+        for name in sorted(biases):
+            with self.read(name) as (tensor,):
+                if tensor.any():
+                    raise ValueError(f"{where}: {name} must be zeros, for the model has no such bias, got others")
 
     def __enter__(self) -> Checkpoint:
         return self

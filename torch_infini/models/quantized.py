@@ -58,22 +58,19 @@ def check(checkpoint: Checkpoint, config: LlamaConfig, shapes: Mapping[str, tupl
         shapes: Of the tensors of a dense model of the config, by name.
 
     Raises:
-        ValueError: For tensors that are missing, too many or of other shapes, all of them named; or as
-            Checkpoint.check.
+        ValueError: For tensors that are missing, too many or of other shapes, all of them named; for a bias that the
+            model has not and that is not zeros; or as Checkpoint.check.
     """
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    beside = tuple(f"{name}." for name in checkpoint.layers)  # scales of a cache or of activations, say
     wanted = {name: Wanted(tuple(shape)) for name, shape in shapes.items()}
-    check_tensors(
-        _NAME, checkpoint.path, checkpoint.dequantized, wanted, lambda name: name in tied or _may_stay(name, beside)
-    )
+    spare = checkpoint.biases - wanted.keys()
+
+    def optional(name: str) -> bool:
+        return name in tied or name in spare or is_derived(name)
+
+    check_tensors(_NAME, checkpoint.path, checkpoint.dequantized, wanted, optional)
+    checkpoint.check_zeros(_NAME, spare)
     checkpoint.check()
-
-
-def _may_stay(name: str, layers: tuple[str, ...]) -> bool:
-    """Whether a tensor that is not read may be in a checkpoint: no layer has it, or GPTQ's writers add it."""
-    # GPTQ's writers store a bias of zeros where the layer has none; `load` raises if there are other values.
-    return is_derived(name) or (name.endswith(".bias") and name.startswith(layers))
 
 
 class Model(Protocol):
@@ -120,7 +117,7 @@ def load(model: Model, checkpoint: Checkpoint, products: Sequence[Product], dens
         progress: As Llama.from_pretrained.
 
     Raises:
-        ValueError: If tensor parallelism would cut a group or an act-order, or for a bias that the model has not.
+        ValueError: If tensor parallelism would cut a group or an act-order.
     """
     products = [one for one in products if one.attribute != "head" or not model.shares_embedding]
     sizes = [sum(_bytes(checkpoint, one.name) for one in product.projections) for product in products]
@@ -135,11 +132,6 @@ def load(model: Model, checkpoint: Checkpoint, products: Sequence[Product], dens
 
     names = list(model.slots())
     follow(work(), sizes + [_bytes(checkpoint, name) for name in names], progress)
-    for name in checkpoint.tensors:
-        if name.endswith(".bias") and name not in names:
-            with checkpoint.read(name) as (tensor,):
-                if tensor.any():
-                    raise ValueError(f"{_NAME}: {name} must be zeros, for the model has no such bias, got others")
 
 
 def _bytes(checkpoint: Checkpoint, name: str) -> int:

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 
 from .format import Format, Integers, TensorSpec
-from .quantize import dequantize_int4, dequantize_int8, pack_int4, quantize_int4, quantize_int8, unpack_int4
+from .quantize import (
+    dequantize_int4,
+    dequantize_int8,
+    pack_int4,
+    quantize_int4,
+    quantize_int8,
+    quantizes_x,
+    unpack_int4,
+)
 
 
 def _found() -> dict[str, Format]:
@@ -70,6 +78,7 @@ __all__ = [
     "pack_int4",
     "quantize_int4",
     "quantize_int8",
+    "quantizes_x",
     "respelled",
     "served",
     "unpack_int4",

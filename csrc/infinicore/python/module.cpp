@@ -1,4 +1,4 @@
-// The Python module _infinicore: the C++ front end (csrc/include/infinicore.hpp) for torch_infini.compat.infinicore. Here its
+// The Python module _infinicore: the C++ front end (csrc/include/infinicore.hpp) for compat.infinicore. Here its
 // types, DataType, Device with Device.Type and RoPEAlgo: first, as the signatures of what follows name them.
 #include "bindings.h"
 

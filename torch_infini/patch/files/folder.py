@@ -6,7 +6,6 @@ and formats are those of files on disk.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..._core.dtypes import SAFETENSORS_DTYPES
-from ...checkpoints import TensorInfo, read_header
+from ...checkpoints import TensorInfo, read_header, read_object
 from ...weights import FORMATS, respelled
 
 CONFIG, TENSORS, DESCRIPTION, GENERATION = (
@@ -85,23 +84,16 @@ def as_value_error(file: str, rule: str) -> Iterator[None]:
         raise ValueError(f"{LOAD}: {file} must {rule}, got {got}") from error
 
 
-def read_object(folder: Path, file: str) -> dict[str, Any]:
-    path = folder / file
-    if not path.is_file():
+def file_of(folder: Path, file: str) -> Path:
+    """Return the path of a file that the folder must have."""
+    if not (folder / file).is_file():
         raise FileNotFoundError(f"{LOAD}: folder must hold {file}, got {str(folder)!r} without it")
-    with as_value_error(file, "be JSON"):
-        value = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(value, dict):
-        raise ValueError(f"{LOAD}: {file} must hold a JSON object, got {type(value).__name__}")
-    return value
+    return folder / file
 
 
 def header_of(folder: Path, file: str) -> dict[str, TensorInfo]:
     """Return dtype and shape of the tensors in one of the folder's files."""
-    path = folder / file
-    if not path.is_file():
-        raise FileNotFoundError(f"{LOAD}: folder must hold {file}, got {str(folder)!r} without it")
-    header = {name: stored.info for name, stored in read_header(path, LOAD).items()}
+    header = {name: stored.info for name, stored in read_header(file_of(folder, file), LOAD).items()}
     for name, info in header.items():
         if info.dtype not in SAFETENSORS_DTYPES.values():
             raise invalid(file, name, f"be of one of the dtypes {', '.join(SAFETENSORS_DTYPES)}", shown(info.dtype))
@@ -140,7 +132,7 @@ def read_description(folder: Path) -> FolderDescription:
         raise FileNotFoundError(
             f"{LOAD}: folder must be one that save_patched wrote, got {str(folder)!r} without {DESCRIPTION}"
         )
-    value = respelled(read_object(folder, DESCRIPTION))
+    value = respelled(read_object(file_of(folder, DESCRIPTION), LOAD))
     format = value.get("format")
     if type(format) is not int or format not in (1, FORMAT):
         raise invalid(DESCRIPTION, "format", f"be 1 or {FORMAT}", format)
@@ -186,7 +178,7 @@ def class_of(name: Any) -> type[PreTrainedModel]:
 
 def read_config(folder: Path, description: FolderDescription, header: Mapping[str, TensorInfo]) -> Any:
     """Read config.json, with its numbers of modules limited by the contents of the file with the tensors."""
-    values = read_object(folder, CONFIG)
+    values = read_object(file_of(folder, CONFIG), LOAD)
     config_class = description.cls.config_class
     assert config_class is not None  # class_of has checked it
     kind = config_class.model_type

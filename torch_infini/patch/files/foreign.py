@@ -96,15 +96,14 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
         ValueError: Naming the tensors.
     """
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    found, beside = checkpoint.dequantized, tuple(f"{name}." for name in checkpoint.layers)
+    found = checkpoint.dequantized
     parameters = model.named_parameters(remove_duplicate=False)
     wanted = {name: Wanted(tuple(p.shape)) for name, p in parameters if name in found or name not in tied}
-    buffers = {name for name, _ in model.named_buffers()}
+    buffers, spare = {name for name, _ in model.named_buffers()}, checkpoint.biases - wanted.keys()
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
 
     def optional(name: str) -> bool:
-        beside_layer = name.endswith(".bias") and name.startswith(beside)  # which `fill` wants to be zeros
-        return name in buffers or beside_layer or is_derived(name) or any(pattern.search(name) for pattern in ignored)
+        return name in buffers | spare or is_derived(name) or any(pattern.search(name) for pattern in ignored)
 
     check_tensors(NAME, checkpoint.path, found, wanted, optional)
     modules = dict(model.named_modules())
@@ -114,13 +113,13 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
             raise ValueError(
                 f"{NAME}: {name} in {checkpoint.path} must be a linear layer of the model, got {type(module).__name__}"
             )
+    checkpoint.check_zeros(NAME, spare)
     checkpoint.check()
 
 
 def fill(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
     """Read every tensor into the model; return the names of the layers that are quantized."""
-    dtype, quantized = model.dtype, list[str]()
-    beside = tuple(f"{name}." for name in checkpoint.layers)
+    dtype, quantized = model.dtype, []
     for name, layer in checkpoint.layers.items():
         module = model.get_submodule(name)
         if not isinstance(module, nn.Linear):
@@ -139,12 +138,6 @@ def fill(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
     for name in [name for name, buffer in model.named_buffers() if name in checkpoint.tensors]:
         with checkpoint.read(name) as (tensor,):
             model.get_buffer(name).copy_(tensor)
-    names = dict(model.named_parameters(remove_duplicate=False))
-    for name in checkpoint.tensors:
-        if name.endswith(".bias") and name.startswith(beside) and name not in names:
-            with checkpoint.read(name) as (tensor,):
-                if tensor.any():
-                    raise ValueError(f"{NAME}: {name} must be zeros, for the model has no such bias, got others")
     model.tie_weights()
     return quantized
 
