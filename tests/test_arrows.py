@@ -29,9 +29,9 @@ ALLOWED: dict[str, set[str]] = {
     "nn": BASE | {"ops", "weights", "distributed"},
     "checkpoints": BASE | {"ops", "weights"},
     "models": BASE | {"ops", "weights", "distributed", "nn", "checkpoints"},
-    "engine": BASE | {"ops", "distributed", "runtime", "nn", "models", "checkpoints"},
+    "engine": BASE | {"ops", "distributed", "runtime", "nn", "models", "checkpoints", "patch"},
     "serve": BASE | {"ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
-    "patch": BASE | {"ops", "weights", "distributed", "checkpoints"},
+    "patch": BASE | {"ops", "weights", "distributed", "checkpoints", "nn"},
     "compile": BASE | {"ops"},
     "demo": set(),
     # infinicore, infinilm, libinfiniop: no part of the product stands on them.
@@ -83,6 +83,7 @@ FOLDERS: dict[str, set[str]] = {
     "patch.checks": set(),
     "patch.layers": {"patch.checks"},
     "patch.files": {"patch.layers"},
+    "patch.paged": {"patch.checks", "patch.files", "patch.layers"},
 }
 # Cycles between modules of a package that are there today: the modules of each.
 CYCLES = [

@@ -159,6 +159,18 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
     return Checkpoint(path, config, folder, layers)
 
 
+def model_type_of(path: Path) -> object:
+    """Return the model_type of a folder's config.json, or of the config that a GGUF file stands for.
+
+    Raises:
+        ValueError, FileNotFoundError, NotImplementedError: For what cannot be read.
+    """
+    if path.is_file():
+        with open_checkpoint(path) as checkpoint:
+            return checkpoint.config.get("model_type")
+    return read_object(path / "config.json").get("model_type")
+
+
 def described_beside(folder: Path) -> tuple[dict[str, Any], Path]:
     """Return the description of a folder whose config.json has none, and its file."""
     for file, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):

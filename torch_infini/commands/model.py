@@ -21,8 +21,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="a Hugging Face folder, a GGUF file or a name of the hub; llama, mistral, qwen2 or qwen3 (default: the "
-        "small one here)",
+        help="a Hugging Face folder, a GGUF file or a name of the hub (default: the small one here)",
     )
     parser.add_argument("--weights", choices=names(), help="quantize the linear layers while reading")
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of keys and values (default: the model's)")

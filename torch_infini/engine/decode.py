@@ -5,8 +5,10 @@ On the CPU a recorded step is a program of kernel calls, on CUDA a graph. The en
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,9 +16,11 @@ from torch import Tensor
 from .. import runtime
 from .._core.devices import backing_type
 from .._core.library import emulates_cuda
-from ..models import Llama
-from ..nn import Batch, KVCache
+from ..nn import Batch, KVCache, MixedKVCache
 from ..ops import chosen_providers
+from .model import ServedModel
+
+_logger = logging.getLogger("torch_infini")
 
 RECORDED = 64  # steps that are kept; the least recently used goes first
 
@@ -33,7 +37,13 @@ class DecodeStep:
     """
 
     def __init__(
-        self, model: Llama, cache: KVCache, inputs: Tensor, tables: Tensor, logits: Tensor, record: Record | None
+        self,
+        model: ServedModel,
+        cache: KVCache | MixedKVCache,
+        inputs: Tensor,
+        tables: Tensor,
+        logits: Tensor,
+        record: Record | None,
     ) -> None:
         self.inputs, self.tables, self.logits = inputs, tables, logits
         tokens, positions, slots, lengths = inputs.unbind(0)
@@ -69,16 +79,21 @@ class DecodeSteps:
     """
 
     def __init__(
-        self, model: Llama, cache: KVCache, max_rows: int = 0, max_blocks: int = 0, record: bool = True
+        self,
+        model: ServedModel,
+        cache: KVCache | MixedKVCache,
+        max_rows: int = 0,
+        max_blocks: int = 0,
+        record: bool = True,
     ) -> None:
         self._model, self._cache = model, cache
-        self._record = recorder(model.embed.weight.device) if record else None
+        self._record = recorder(model) if record and model.is_recordable else None
         self._steps: OrderedDict[tuple[int, int], DecodeStep] = OrderedDict()
         self._allocate(max_rows, max_blocks)
 
     def _allocate(self, rows: int, blocks: int) -> None:
         model = self._model
-        device = model.embed.weight.device
+        device = model.device
         self._inputs = torch.zeros(4, rows, dtype=torch.int64, device=device)
         self._tables = torch.zeros(rows, blocks, dtype=torch.int64, device=device)
         self._logits = torch.empty(rows, model.config.vocab_size, dtype=model.dtype, device=device)
@@ -105,8 +120,11 @@ def power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def recorder(device: torch.device) -> Record | None:
+def recorder(model: ServedModel) -> Record | None:
     """Return a function that computes a step and returns its replay; None where steps cannot be recorded."""
+    device = model.device
+    if backing_type(device) == "cpu" and not model.kernels_only:
+        return partial(_record_ops, model) if device.type == "cpu" else None
     if backing_type(device) == "cpu":
         # A program has no place for a provider's Python.
         return (
@@ -120,3 +138,16 @@ def recorder(device: torch.device) -> Record | None:
         return replay
 
     return graph
+
+
+def _record_ops(model: ServedModel, step: Callable[[], Tensor]) -> Callable[[], object]:
+    """Record a step of ops of any kind; one that cannot be recorded is computed op by op from then on."""
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            replay = runtime.record(step).run
+    except RuntimeError as error:
+        model.is_recordable = False
+        _logger.info("torch_infini.Engine: decode steps are not recorded: %s", error)
+        replay = step
+    replay()
+    return replay

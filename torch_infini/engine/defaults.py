@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,27 @@ def sampling_defaults(folder: str | Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     given = read_object(path)
-    fields = {name: given[name] for name in FIELDS if given.get(name) is not None}
-    if fields.get("top_k") == -1:
-        fields["top_k"] = 0
     try:
-        SamplingParams(**fields)
+        return fields_of(given)
     except ValueError as error:
         rule = str(error).removeprefix("torch_infini.SamplingParams: ")
         raise ValueError(f'torch_infini.LLM: {path}: {rule} (generation_config="none" ignores it)') from None
+
+
+def sampling_settings(model: Any) -> dict[str, Any]:
+    """Read the sampling settings of a loaded model of transformers: what its generation_config says beside defaults.
+
+    Raises:
+        ValueError: For a value that SamplingParams refuses.
+    """
+    config = getattr(model, "generation_config", None)
+    return {} if config is None else fields_of(config.to_diff_dict())
+
+
+def fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of SamplingParams in a generation config; ValueError for a value that is refused."""
+    fields = {name: given[name] for name in FIELDS if given.get(name) is not None}
+    if fields.get("top_k") == -1:
+        fields["top_k"] = 0
+    SamplingParams(**fields)
     return fields

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..models import Llama
-from ..nn.cache import token_bytes
 from .blocks import BlockManager
 from .config import CACHE_BYTES, EngineConfig
+from .model import ServedModel, is_served_model
 from .outputs import Finish, Metrics, RequestOutput
 from .runner import ChunkInput, Runner, TPRunner
 from .sampler import Row, Sampled, Sampler, resolve_seeds
@@ -58,13 +57,15 @@ class Engine:
 
     def __init__(
         self,
-        model: Llama,
+        model: ServedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: EngineConfig | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(model, Llama):
-            raise ValueError(f"{_NAME}: model must be a torch_infini.models.Llama, got {type(model).__name__}")
+        if not is_served_model(model):
+            raise ValueError(
+                f"{_NAME}: model must be a torch_infini.models.Llama or another ServedModel, got {type(model).__name__}"
+            )
         if config is not None and not isinstance(config, EngineConfig):
             raise ValueError(f"{_NAME}: config must be an EngineConfig or None, got {config!r}")
         self.model, self.tokenizer, self.config = model, tokenizer, config or EngineConfig()
@@ -113,11 +114,10 @@ class Engine:
         return torch.int8 if self.config.kv_cache_dtype == "int8" else self.model.dtype
 
     def _count_blocks(self, length: int) -> int:
-        c, size = self.model.config, self.config.block_size
+        size = self.config.block_size
         if self.config.cache_blocks is not None:
             return self.config.cache_blocks
-        sizes = c.num_hidden_layers, self.model.kv_heads, c.head_dim
-        block_bytes = size * token_bytes(*sizes, self._cache_dtype)
+        block_bytes = size * self.model.bytes_per_token(self._cache_dtype)
         wanted = self.config.max_sequences * -(-length // size) * block_bytes
         budget = self.config.cache_bytes or min(wanted, CACHE_BYTES)
         if budget < block_bytes:
@@ -457,7 +457,7 @@ class Engine:
                 m.prompt_tokens += num_tokens
 
 
-def chunk_size_of(model: Llama) -> int:
+def chunk_size_of(model: ServedModel) -> int:
     """Return where prompts are cut: as small as attention is as fast as with the largest."""
     config = model.config
     return 64 if config.num_attention_heads > config.num_key_value_heads else 128

@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
 
-from ..checkpoints import has_gguf_tokenizer
+from .._core.dtypes import floating
+from ..checkpoints import has_gguf_tokenizer, model_type_of
 from ..distributed import init_tp_group
 from ..models import Llama
+from ..models.config import DEFAULTS
 from ..models.llama import checked_config, found_folder
 from .config import EngineConfig
-from .defaults import sampling_defaults
+from .defaults import sampling_defaults, sampling_settings
 from .engine import Engine, Prompt, described
+from .model import ServedModel
 from .outputs import Metrics, RequestOutput
 from .runner import make_worker
 from .sampling_params import SamplingParams
@@ -39,14 +43,18 @@ class LLM:
     """A model that continues prompts, many at a time.
 
     Args:
-        model: A Hugging Face folder of a llama, mistral, qwen2 or qwen3 model, a GGUF file, "owner/model" of the hub
-            (from its cache where there is no network), or a Llama. Quantized checkpoints: docs/checkpoints.md.
+        model: A Hugging Face folder, a GGUF file, "owner/model" of the hub (from its cache where there is no network),
+            a Llama, or a loaded causal language model of transformers, which patch_model is called on unless it is
+            patched. llama, mistral, qwen2 and qwen3 folders are read into a Llama; other types run
+            through transformers' own forward over the engine's cache (docs/engine.md). Quantized checkpoints:
+            docs/checkpoints.md.
         weights: "dense", or "int8" or "int4", to which the linear layers are quantized while they are read; not for a
             folder in which torch_infini.save_patched has left integers, which are taken as they are.
         dtype: Of activations and dense weights; None: the checkpoint's.
         device: Where the model runs.
-        tokenizer: Of transformers; None: the folder's, if it has one. Without one prompts are token ids. Code of the
-            folder (auto_map) is never run: a tokenizer that is such code has to be given here.
+        tokenizer: Of transformers; None: that of the folder, or of the folder that a model was loaded from, if it has
+            one. Without one prompts are token ids. Code of the folder (auto_map) is never run: a tokenizer that is such
+            code has to be given here.
         progress: Whether reading shows its speed on stderr; None: if that is a terminal.
         generation_config: "auto": requests without params have the sampling settings of the folder's
             generation_config.json; "none": those of SamplingParams().
@@ -69,7 +77,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path | Llama,
+        model: str | Path | Llama | nn.Module,
         *,
         weights: str = "dense",
         dtype: torch.dtype | str | None = None,
@@ -83,8 +91,11 @@ class LLM:
         config = EngineConfig(**settings)
         if generation_config not in ("auto", "none"):
             raise ValueError(f"torch_infini.LLM: generation_config must be 'auto' or 'none', got {generation_config!r}")
-        if not isinstance(model, (str, Path, Llama)):
-            raise ValueError(f"torch_infini.LLM: model must be a folder or a Llama, got {type(model).__name__}")
+        if not isinstance(model, (str, Path, nn.Module)):
+            raise ValueError(
+                "torch_infini.LLM: model must be a folder, a Llama or a model of transformers, got "
+                f"{type(model).__name__}"
+            )
         if not isinstance(tensor_parallel, int) or isinstance(tensor_parallel, bool) or tensor_parallel < 1:
             raise ValueError(
                 f"torch_infini.LLM: tensor_parallel must be an integer of at least 1, got {tensor_parallel!r}"
@@ -96,20 +107,38 @@ class LLM:
             )
         device_of(device)
         sampling: dict[str, Any] = {}
-        if not isinstance(model, Llama):
-            folder = found_folder(model)
+        served: ServedModel
+        if isinstance(model, Llama):
+            served = model
+        elif isinstance(model, nn.Module):
+            served = paged_model(model, weights, dtype, tensor_parallel)
+            sampling = sampling_settings(model) if generation_config == "auto" else {}
+            path = Path(getattr(model, "name_or_path", "") or "-")
+            tokenizer = tokenizer or (load_tokenizer(path) if path.exists() else None)
+        elif needs_transformers(folder := found_folder(model)):
+            if tensor_parallel != 1:
+                raise ValueError(
+                    f"torch_infini.LLM: tensor_parallel must be 1 for a model that runs through transformers, got "
+                    f"{tensor_parallel} for {folder}"
+                )
+            from ..patch.paged import load_paged
+
+            sampling = sampling_defaults(folder) if generation_config == "auto" else {}
+            tokenizer = tokenizer or load_tokenizer(folder)
+            served = load_paged(folder, None if weights == "dense" else weights, floating(dtype), device)
+        else:
             sampling = sampling_defaults(folder) if generation_config == "auto" else {}
             checked_config(folder)  # what is wrong with a config, the tokenizer's reader would say in other words
             tp_group = init_tp_group(tensor_parallel, device) if tensor_parallel != 1 else None
             tokenizer = tokenizer or load_tokenizer(folder)  # while workers start
             read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), tp_group=tp_group)
             if tp_group is None or tp_group.workers is None:
-                model = read(progress=progress)
+                served = read(progress=progress)
             else:
                 tp_group.workers.make(make_worker, folder, weights, dtype, str(device))
                 with tp_group.workers.relay_errors():
-                    model = read(progress=progress)
-        self.engine = Engine(model, tokenizer, config, sampling)
+                    served = read(progress=progress)
+        self.engine = Engine(served, tokenizer, config, sampling)
         self._lock = threading.RLock()
         self._readers: dict[str, weakref.ref[_Reader]] = {}
         self._stepping = False
@@ -342,6 +371,43 @@ class _Reader:
     def take(self) -> RequestOutput:
         self._taken = self.outputs[0]
         return self.outputs.popleft()
+
+
+def needs_transformers(folder: Path) -> bool:
+    """Whether a checkpoint's model type is not one of Llama's, but one of transformers'."""
+    try:
+        kind = model_type_of(folder)
+    except (ValueError, OSError, NotImplementedError):  # whoever reads it next says what is wrong
+        return False
+    if not isinstance(kind, str) or kind in DEFAULTS:
+        return False
+    try:
+        from ..patch.paged import is_causal_type
+    except ImportError:  # without transformers
+        return False
+    return is_causal_type(kind)
+
+
+def paged_model(model: nn.Module, weights: str, dtype: torch.dtype | str | None, tensor_parallel: int) -> ServedModel:
+    """Return a model of transformers as the engine calls models; patch it unless it is patched."""
+    if tensor_parallel != 1 or dtype is not None:
+        name, got = ("dtype", dtype) if dtype is not None else ("tensor_parallel", tensor_parallel)
+        raise ValueError(f"torch_infini.LLM: {name} must be left out for a model that is loaded, got {got!r}")
+    from ..patch import is_patched, patch_model, unpatch_model
+    from ..patch.paged import PagedModel, check_model
+
+    check_model(model)
+    was_patched = is_patched(model)
+    if was_patched and weights != "dense":
+        raise ValueError(f"torch_infini.LLM: weights must be left out for a model that is patched, got {weights!r}")
+    if not was_patched:
+        patch_model(model, weights=None if weights == "dense" else weights)
+    try:
+        return PagedModel(model)
+    except BaseException:
+        if not was_patched and weights == "dense" and is_patched(model):
+            unpatch_model(model)
+        raise
 
 
 def device_of(device: torch.device | str) -> torch.device:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ..distributed import TPGroup, Workers
 from ..models import Llama
-from ..nn import Batch, KVCache
+from ..nn import Batch, KVCache, MixedKVCache
 from .decode import DecodeSteps
+from .model import ServedModel
 
 
 class ChunkInput(NamedTuple):
@@ -46,9 +47,16 @@ class Runner:
         record: Whether decode steps are recorded.
     """
 
-    def __init__(self, model: Llama, cache: KVCache, max_sequences: int, max_tokens: int, record: bool = True) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        cache: KVCache | MixedKVCache,
+        max_sequences: int,
+        max_tokens: int,
+        record: bool = True,
+    ) -> None:
         self.model, self.cache = model, cache
-        self.device = model.embed.weight.device
+        self.device = model.device
         self._width = -(-max_tokens // cache.block_size)  # of block tables
         self._steps = DecodeSteps(model, cache, max_sequences, self._width, record)
         self._rows: list[list[int]] = [[] for _ in range(max_sequences)]  # what the block tables of the steps hold
@@ -137,7 +145,7 @@ class Worker:
         model: This rank's shard.
     """
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._runner: Runner | None = None
 

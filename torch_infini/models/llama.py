@@ -30,6 +30,7 @@ from ..nn import (
     RotaryEmbedding,
     SwiGLU,
 )
+from ..nn.cache import token_bytes
 from ..nn.linear import fastest, rows_of
 from ..weights import FORMATS, Format, TensorSpec, best
 from . import cache, quantized
@@ -60,6 +61,7 @@ class Llama(nn.Module):
         layers: DecoderLayers.
         norm: The last RMSNorm.
         head: Linear, from the last norm to logits. Tied and dense it has the embedding's parameter.
+        kernels_only, is_recordable: True: a decode step calls ops of torch.ops.infini alone, and may be recorded.
 
     Raises:
         ValueError: If the heads or the MLP's columns are not a multiple of the ranks.
@@ -67,6 +69,8 @@ class Llama(nn.Module):
     Source: Touvron et al., LLaMA, 2023, arXiv:2302.13971; Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053
         (tensor parallelism).
     """
+
+    kernels_only = is_recordable = True
 
     def __init__(
         self,
@@ -165,6 +169,15 @@ class Llama(nn.Module):
         c = self.config
         sizes = c.num_hidden_layers, blocks, self.kv_heads, block_size, c.head_dim
         return KVCache(*sizes, self.dtype if dtype is None else dtype, self.embed.weight.device)
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes that the keys and values of a token take in a cache of that dtype."""
+        return token_bytes(self.config.num_hidden_layers, self.kv_heads, self.config.head_dim, dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.embed.weight.device
 
     @property
     def bytes_per_step(self) -> int:

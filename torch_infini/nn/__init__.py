@@ -5,7 +5,7 @@ They work on a Batch (the new tokens of one or more sequences, concatenated) and
 
 from .attention import Attention
 from .batch import Batch
-from .cache import KVCache, LayerCache
+from .cache import KVCache, LayerCache, MixedKVCache
 from .layer import DecoderLayer, DecoderLayers
 from .linear import Embedding, Linear
 from .merged_linear import MergedLinear
@@ -23,6 +23,7 @@ __all__ = [
     "LayerCache",
     "Linear",
     "MergedLinear",
+    "MixedKVCache",
     "RMSNorm",
     "RotaryEmbedding",
     "SwiGLU",

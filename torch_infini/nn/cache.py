@@ -1,4 +1,4 @@
-"""KVCache: keys and values of all layers, in blocks of tokens that block tables refer to.
+"""KVCache, MixedKVCache: keys and values of all layers, in blocks of tokens that block tables refer to.
 
 A static cache is a paged one with a single block per sequence: one kernel and one layout serve both.
 """
@@ -107,3 +107,48 @@ class KVCache:
         for source, target in pairs:
             for cache in self._tensors:
                 cache[:, target].copy_(cache[:, source])
+
+
+class MixedKVCache:
+    """A KVCache of layers whose heads differ, as in models that widen the heads of some layers.
+
+    Args:
+        layers: (kv_heads, head_dim) of each layer.
+        blocks, block_size, dtype, device: As KVCache's.
+
+    Raises:
+        ValueError: As KVCache, or for no layer.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[int, int]],
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if not layers:
+            raise ValueError("torch_infini.nn.MixedKVCache: layers must name at least one layer, got none")
+        self._caches = {
+            (kv_heads, head_dim): KVCache(
+                layers.count((kv_heads, head_dim)), blocks, kv_heads, block_size, head_dim, dtype, device
+            )
+            for kv_heads, head_dim in dict.fromkeys(layers)
+        }
+        self._layers = [self._caches[sizes].layer(layers[:i].count(sizes)) for i, sizes in enumerate(layers)]
+        self.blocks, self.block_size = blocks, block_size
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token's keys and values take in all layers, with their scales."""
+        return sum(cache.bytes_per_token for cache in self._caches.values())
+
+    def layer(self, index: int) -> LayerCache:
+        """Keys and values of one layer, with their scales."""
+        return self._layers[index]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks in all layers, one pair (from, to) after the other."""
+        for cache in self._caches.values():
+            cache.copy_blocks(pairs)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ...checkpoints import (
     Checkpoint,
@@ -32,26 +33,74 @@ from .load import load as load_ours
 NAME = "torch_infini.load"
 
 
-def load(name: str | Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Load a checkpoint, patched."""
+def load(
+    name: str | Path, dtype: torch.dtype | None = None, weights: str | None = None, *, must_patch: bool = True
+) -> PreTrainedModel:
+    """Load a checkpoint, patched.
+
+    Args:
+        name: A folder, a .gguf file, or "owner/model" of the hub.
+        dtype: Of activations and dense weights; None: the checkpoint's.
+        weights: As patch_model's, for a checkpoint that is not quantized.
+        must_patch: Whether a model of which nothing can be patched is an error; else it is returned as it is.
+
+    Raises:
+        ValueError: As torch_infini.load, or for weights that the checkpoint or the model cannot have.
+    """
     path = find(name)
     if (path / DESCRIPTION).is_file():
+        if weights is not None:
+            raise ValueError(
+                f"{NAME}: weights must be left out for a folder of save_patched, got {weights!r} for {path}"
+            )
         model = load_ours(path)
         return model if dtype is None else model.to(dtype)  # type: ignore[arg-type]  # of transformers
     with open_checkpoint(path) as checkpoint:
+        if weights is not None and checkpoint.layers:
+            raise ValueError(
+                f"{NAME}: weights must be left out for a checkpoint that is quantized, got {weights!r} for {path}"
+            )
         model = empty_model(checkpoint, dtype)
-        check(model, checkpoint)
-        quantized = fill(model, checkpoint)
+        if path.is_dir() and not checkpoint.layers and get_model_conversion_mapping(model, add_legacy=False):
+            model, quantized = converted(path, model.dtype), []
+        else:
+            check(model, checkpoint)
+            quantized = fill(model, checkpoint)
     if (path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
     model.name_or_path = str(path)
     model.eval()
-    report = apply.apply(model, None, False, apply.Selection(None, ()))
+    report = apply.apply(model, weights, False, apply.Selection(None, ()))
     if report.reason:
-        raise ValueError(f"{NAME}: {type(model).__name__} cannot be patched: {report.reason}")
-    apply.state_of(model).quantized = quantized
+        if must_patch or weights is not None:
+            raise ValueError(f"{NAME}: {type(model).__name__} cannot be patched: {report.reason}")
+        return model
+    apply.state_of(model).quantized += quantized
     for decoder in (module for module in model.modules() if is_decoder(module)):
         apply.fuse_projections(decoder)
+    return model
+
+
+def converted(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Load a dense folder whose tensors transformers renames or joins: experts that are one tensor in the model, say.
+
+    Raises:
+        ValueError: For tensors that are missing, too many or of other shapes.
+    """
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # transformers and safetensors raise whatever broken files lead to
+        cause = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"{NAME}: {folder} must be a model that transformers loads, got: {cause}") from error
+    model: PreTrainedModel = loaded[0]
+    info: dict[str, Any] = loaded[1]
+    surplus = [name for name in info["unexpected_keys"] if not is_derived(name)]
+    unlike = [str(one[0] if isinstance(one, tuple) else one) for one in info["mismatched_keys"]]
+    kinds = (("missing", sorted(info["missing_keys"])), ("surplus", sorted(surplus)), ("of another shape", unlike))
+    if wrong := "; ".join(f"{kind}: {', '.join(names[:10])}" for kind, names in kinds if names):
+        raise ValueError(f"{NAME}: the tensors in {folder} must be those of its config.json, got {wrong}")
     return model
 
 

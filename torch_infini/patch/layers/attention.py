@@ -34,6 +34,7 @@ from .cache import append, needs_grad, reserve, static_layer
 from .interface import attend
 from .linear import Product, fused_product, product_of, product_to_own
 from .norm import RMSNorm, is_served, normalize_
+from .paged import CALLS, AttentionCaller, Scores
 from .sharded import ShardedLinear
 from .ways import Ways, known_ways, watch
 
@@ -394,33 +395,71 @@ class Attention(Patched):
         plan: AttentionPlan = self.__dict__[PLAN]
         batch, length, _ = hidden_states.shape
         fused = None if ways.fused is None else ways.fused(hidden_states)
-        written = None
-        if fused is not None and past_key_values is not None and plan.rope and (plan.norm_first or not plan.norms):
-            written = self.rotate_into_cache(plan, fused, position_embeddings, past_key_values)
-        if written is not None:
-            q, k, v = written
+        caller = CALLS.caller
+        if caller is not None:
+            y = self.attend_for(caller, plan, ways, hidden_states, fused, position_embeddings, attention_mask)
         else:
-            shape = (batch, length, -1, self.head_dim)
-            q_heads, kv_heads = plan.heads
-            if fused is not None:
-                fused = fused.view(shape)
-                q, k, v = fused.split((q_heads, kv_heads, kv_heads), 2)
+            written = None
+            if fused is not None and past_key_values is not None and plan.rope and (plan.norm_first or not plan.norms):
+                written = self.rotate_into_cache(plan, fused, position_embeddings, past_key_values)
+            if written is not None:
+                q, k, v = written
             else:
-                to_q, to_k = ways.q_and_k
-                q, k = to_q(hidden_states).view(shape), to_k(hidden_states).view(shape)
-                v = ways.v(hidden_states).view(shape)
-            if plan.norms and plan.norm_first:
-                self.normalize_heads(q, k, plan.norms)
-            if plan.rope:
-                self.rotate(plan, q, k, fused, position_embeddings)
-            if plan.norms and not plan.norm_first:
-                self.normalize_heads(q, k, plan.norms)
-            if past_key_values is not None:
-                k, v = append(past_key_values, self.layer_idx, k, v)
-        y = attend(q, k, v, attention_mask, self.scaling, self.is_causal, plan.softcap)
+                q, k, v = self.project(plan, ways, hidden_states, fused, position_embeddings)
+                if past_key_values is not None:
+                    k, v = append(past_key_values, self.layer_idx, k, v)
+            y = attend(q, k, v, attention_mask, self.scaling, self.is_causal, plan.softcap)
         if not ways.closed:
             ways = known_ways(self, hidden_states) or ways
         return ways.output(y.view(batch, length, -1)), None
+
+    def project(
+        self,
+        plan: AttentionPlan,
+        ways: AttentionWays,
+        hidden_states: Tensor,
+        fused: Tensor | None,
+        position_embeddings: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v [B, S, heads, D] with their norms and rotation; `fused`: their product, if there is one."""
+        shape = (*hidden_states.shape[:2], -1, self.head_dim)
+        q_heads, kv_heads = plan.heads
+        if fused is not None:
+            fused = fused.view(shape)
+            q, k, v = fused.split((q_heads, kv_heads, kv_heads), 2)
+        else:
+            to_q, to_k = ways.q_and_k
+            q, k = to_q(hidden_states).view(shape), to_k(hidden_states).view(shape)
+            v = ways.v(hidden_states).view(shape)
+        if plan.norms and plan.norm_first:
+            self.normalize_heads(q, k, plan.norms)
+        if plan.rope:
+            self.rotate(plan, q, k, fused, position_embeddings)
+        if plan.norms and not plan.norm_first:
+            self.normalize_heads(q, k, plan.norms)
+        return q, k, v
+
+    def attend_for(
+        self,
+        caller: AttentionCaller,
+        plan: AttentionPlan,
+        ways: AttentionWays,
+        hidden_states: Tensor,
+        fused: Tensor | None,
+        position_embeddings: Any,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Let a caller of the whole model compute attention; from the fused product in one pass where it can."""
+        scores = Scores(self.scaling, plan.softcap, None, self.is_causal)
+        if caller.fuses and fused is not None and plan.rope and (plan.norm_first or not plan.norms):
+            if plan.norms:
+                q, k, _ = fused.unflatten(2, (-1, self.head_dim)).split(plan.qkv, 2)
+                self.normalize_heads(q, k, plan.norms)
+            half = position_embeddings.half if type(position_embeddings) is PositionEmbeddings else None
+            cos, sin = half or halves(position_embeddings)
+            return caller.attend_fused(self, fused, plan.heads[0], cos, sin, plan.rope == "interleaved", scores)
+        q, k, v = self.project(plan, ways, hidden_states, fused, position_embeddings)
+        return caller.attend(self, q, k, v, mask, scores)
 
     def rotate(self, plan: AttentionPlan, q: Tensor, k: Tensor, fused: Tensor | None, cos_and_sin: Any) -> None:
         """Apply the rotary embedding to q and k in place, in one call where they are adjacent in memory."""

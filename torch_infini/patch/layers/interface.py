@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from ..checks.conditions import carries_tangents, has_kernels
+from .paged import PAGED_NAME, paged_attention_forward
 
 NAME = "infini"
 attention = torch.ops.infini.attention.default
@@ -89,6 +90,10 @@ def attention_forward(
 
 
 def register() -> None:
-    """Register "infini" with transformers: both functions, because without the second every mask would be None."""
+    """Register "infini" with transformers: both functions, because without the second every mask would be None.
+
+    And PAGED_NAME, whose caller knows without a mask which keys a query sees.
+    """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(PAGED_NAME, paged_attention_forward)

@@ -1,0 +1,275 @@
+"""Models of transformers in the engine, over its paged cache: the tokens of the model's own forward.
+
+Of each family and each kind of attention: alone, in batches of mixed lengths, with reused prefixes, under preemption.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from support.rounding import assert_likeliest, sums_of
+from torch_infini import LLM, SamplingParams, is_patched, patch_model
+from torch_infini.nn import KVCache, MixedKVCache
+from torch_infini.testing.families import VOCABULARY
+from torch_infini.testing.patched_families import FAMILIES, Family
+
+pytest.importorskip("transformers")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+HEAD = {"head_dim": 16}
+WINDOWS = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 4}
+# What patch_model leaves, in part or whole: norms with means, sinks, keys wider than values, no rotation.
+OTHERS = (
+    Family("GPTNeoX"),
+    Family("OPT"),
+    Family("Phi"),
+    Family("StableLm"),
+    Family("Starcoder2"),
+    Family("Cohere"),
+    Family("Olmo"),
+    Family("Nemotron"),
+    Family("GptOss", config={**HEAD, **WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 4}),
+    Family(
+        "DeepseekV3",
+        config={
+            **EXPERTS,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
+)
+EVERY = pytest.mark.parametrize("family", (*FAMILIES, *OTHERS), ids=lambda family: family.name)
+COUNT = 12
+
+
+def greedy(count: int = COUNT) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+
+
+def prompts(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(2, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def assert_continues(model: Any, given: list[list[int]], outputs: list[Any]) -> None:
+    """Each output's tokens are the likeliest by one ordinary call of the model, but for what rounding may decide."""
+    for prompt, output in zip(given, outputs, strict=True):
+        assert len(output.tokens) == COUNT
+        ids = torch.tensor([prompt + output.tokens[:-1]])
+        with torch.no_grad():
+            scores = model(ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        assert_likeliest(torch.tensor(output.tokens), scores, *sums_of(model.config))
+
+
+def served(model: nn.Module, **settings: Any) -> LLM:
+    return LLM(model, block_size=4, chunk_size=8, **settings)
+
+
+@EVERY
+def test_tokens(family: Family) -> None:
+    """Alone, with others of other lengths, behind a reused prefix, and under preemption: those of the model itself."""
+    model = family.build()
+    original = copy.deepcopy(model)
+    llm = served(model)
+    given = prompts((3, 17, 40, 9, 1))
+    together = llm.generate(given, greedy())
+    assert_continues(original, given, together)
+    longer = [given[2] + [5, 6], given[2][:30] + [7, 8, 9]]
+    assert_continues(original, longer, llm.generate(longer, greedy()))
+    assert llm.metrics().reused_tokens > 0
+    assert_continues(original, given[:1], llm.generate(given[:1], greedy()))
+    few = served(model, cache_blocks=16, reuse_prefixes=False)
+    many = prompts((20, 22, 21), seed=1)
+    assert_continues(original, many, few.generate(many, greedy()))
+    assert few.metrics().preemptions > 0
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if not f.experts], ids=lambda family: family.name)
+def test_decode_steps_are_recorded(family: Family) -> None:
+    """But for scores with a cap, which torch computes on copies of the keys; recorded and not, one text."""
+    model = family.build()
+    llm = served(model)
+    given = prompts((5, 11))
+    texts = [output.tokens for output in llm.generate(given, greedy())]
+    assert llm.engine.model.is_recordable == (family.name != "Gemma2")
+    assert [output.tokens for output in served(model, record=False).generate(given, greedy())] == texts
+
+
+def test_bfloat16_and_int8_cache() -> None:
+    """The cache has the model's dtype, or int8: then the first token is that of exact keys."""
+    model = FAMILIES[0].build(torch.bfloat16)
+    assert served(model).engine.model.dtype == torch.bfloat16
+    given = prompts((9, 20))
+    first = [output.tokens[0] for output in served(model).generate(given, greedy(1))]
+    llm = served(model, kv_cache_dtype="int8")
+    assert [output.tokens[0] for output in llm.generate(given, greedy(1))] == first
+    assert llm.engine.bytes_per_token == 2 * 2 * 2 * (16 + 4)
+
+
+def test_the_model_stays_the_callers() -> None:
+    """It is patched, its attention is again its own after each step, and both may be used in turn."""
+    model: Any = FAMILIES[0].build()
+    expected = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, do_sample=False)
+    llm = served(model)
+    assert is_patched(model)
+    name = model.config._attn_implementation
+    llm.generate([[3, 4, 5]], greedy(4))
+    assert model.config._attn_implementation == name
+    assert torch.equal(model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, do_sample=False), expected)
+
+
+def test_weights_are_read_where_they_are() -> None:
+    """A change of a weight changes the next step, a recorded one too."""
+    model: Any = FAMILIES[0].build()
+    llm = served(model, reuse_prefixes=False)
+    before = llm.generate([[3, 4, 5]], greedy())[0].tokens
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
+    after = llm.generate([[3, 4, 5]], greedy())[0].tokens
+    assert before != after
+    assert_continues(model, [[3, 4, 5]], [llm.generate([[3, 4, 5]], greedy())[0]])
+
+
+def test_quantized_and_wrapped() -> None:
+    """A model with int8 weights, patched before or by the LLM, and one inside of another module."""
+    model = FAMILIES[0].build()
+    patch_model(model, weights="int8")
+    given = prompts((9, 20))
+    tokens = [output.tokens for output in served(model).generate(given, greedy())]
+    assert [o.tokens for o in served(FAMILIES[0].build(), weights="int8").generate(given, greedy())] == tokens
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, **kwargs: Any) -> Any:
+            return self.inner(**kwargs)
+
+    assert [o.tokens for o in served(Wrapper(model)).generate(given, greedy())] == tokens
+
+
+def test_peft() -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(FAMILIES[0].build(), peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(generator=torch.Generator().manual_seed(0))
+    original = copy.deepcopy(model)
+    given = prompts((9, 20))
+    assert_continues(original.base_model.model, given, served(model).generate(given, greedy()))
+
+
+@pytest.mark.parametrize("name", ["Gemma3", "Phi3", "Mixtral", "GPTNeoX"])
+def test_folders(name: str, tmp_path: Path) -> None:
+    """Types that are not Llama's are read by transformers, dense and quantized, and patched where they can be."""
+    family = next(family for family in (*FAMILIES, *OTHERS) if family.name == name)
+    model: Any = family.build()
+    model.save_pretrained(tmp_path)
+    given = prompts((9, 20))
+    llm = LLM(tmp_path)
+    assert type(llm.engine.model).__name__ == "PagedModel"
+    assert_continues(model, given, llm.generate(given, greedy()))
+    assert is_patched(llm.engine.model.model) == (name != "GPTNeoX")
+    with pytest.raises(ValueError, match="tensor_parallel must be 1 for a model that runs through transformers, got 2"):
+        LLM(tmp_path, tensor_parallel=2)
+    if name == "GPTNeoX":
+        with pytest.raises(ValueError, match="GPTNeoXForCausalLM cannot be patched"):
+            LLM(tmp_path, weights="int8")
+    else:
+        patch_model(model, weights="int8")
+        expected = [output.tokens for output in served(model).generate(given, greedy())]
+        assert [output.tokens for output in LLM(tmp_path, weights="int8").generate(given, greedy())] == expected
+
+
+def test_unlike_layers() -> None:
+    """Layers whose heads differ have caches of their own size."""
+    cache = MixedKVCache([(2, 16), (1, 32), (2, 16)], 5, 4)
+    assert [tuple(cache.layer(i).keys.shape) for i in range(3)] == [(5, 2, 4, 16), (5, 1, 4, 32), (5, 2, 4, 16)]
+    assert cache.bytes_per_token == sum(KVCache(1, 1, h, 1, d).bytes_per_token for h, d in ((2, 16), (1, 32), (2, 16)))
+    for i in range(3):
+        cache.layer(i).keys[1] = i + 1
+    cache.copy_blocks([(1, 4)])
+    assert [float(cache.layer(i).keys[4].mean()) for i in range(3)] == [1, 2, 3]
+    assert len({cache.layer(i).keys.data_ptr() for i in range(3)}) == 3
+    with pytest.raises(ValueError, match="layers must name at least one layer, got none"):
+        MixedKVCache([], 1, 1)
+
+
+def test_refused() -> None:
+    """States beside keys and values, attention of its own, later tokens, parts of models, models that are nowhere."""
+    hybrid = Family("FalconH1", config={"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16})
+    states = hybrid.build()
+    with pytest.raises(ValueError, match="FalconH1ForCausalLM cannot be served: .* keeps states other than keys"):
+        served(states)
+    assert not is_patched(states)
+    with pytest.raises(ValueError, match="BloomForCausalLM cannot be served: no layer of it calls transformers'"):
+        served(Family("Bloom").build())
+    both: Any = FAMILIES[0].build()
+    both.config.is_causal = False
+    for layer in both.model.layers:
+        layer.self_attn.is_causal = False
+    with pytest.raises(ValueError, match="its attention sees later tokens"):
+        served(both)
+    with pytest.raises(ValueError, match="must be a causal language model of transformers, a Llama or a folder, got"):
+        LLM(nn.Linear(2, 2))
+    model: Any = FAMILIES[0].build()
+    with pytest.raises(ValueError, match="must be a causal language model of transformers"):
+        LLM(model.model)
+    with pytest.raises(ValueError, match=r"dtype must be left out for a model that is loaded, got torch\.float16"):
+        LLM(model, dtype=torch.float16)
+    patch_model(model)
+    with pytest.raises(ValueError, match="weights must be left out for a model that is patched, got 'int8'"):
+        LLM(model, weights="int8")
+    with pytest.raises(ValueError, match=r"the model must be loaded, got .*weight on meta"):
+        LLM(FAMILIES[0].build().to("meta"))
+
+
+def test_positions_end_where_the_rule_does(caplog: pytest.LogCaptureFixture) -> None:
+    """A rotation by the longest sequence, or chunks of attention, bound the sequences that are served."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
+    long = Family("Phi3", config={"rope_parameters": rope, "original_max_position_embeddings": 32})
+    llm = served(long.build())
+    assert llm.engine.max_length == 32
+    assert "sequences must be shorter than 32 tokens" in caplog.text
+    given = prompts((18,))
+    assert_continues(long.build(), given, llm.generate(given, greedy()))
+
+
+def test_only_the_engine_calls_it() -> None:
+    """The implementation's name is no one else's; a call on another thread keeps the model's own attention."""
+    model: Any = FAMILIES[0].build()
+    served(model)
+    plain: Any = FAMILIES[0].build()
+    plain.config._attn_implementation_internal = "infini_paged"
+    with pytest.raises(RuntimeError, match="must be used by torch_infini.LLM alone"):
+        plain(torch.tensor([[1, 2]]))
+    errors: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            model(torch.tensor([[1, 2]]))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert not errors

@@ -1,0 +1,79 @@
+"""ServedModel: what the engine asks of a model. torch_infini.models.Llama is one, PagedModel of patch/paged another."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..distributed import TPGroup
+from ..nn import Batch
+
+
+class ServedConfig(Protocol):
+    """The settings of a model that the engine reads.
+
+    Attributes:
+        vocab_size: Columns of the logits.
+        max_position_embeddings: The longest sequence.
+        num_attention_heads, num_key_value_heads: Query and key heads of a layer.
+        bos_token_id: None if there is none.
+        eos_token_ids: The end-of-sequence tokens; may be empty.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_position_embeddings(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def bos_token_id(self) -> int | None: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+
+class ServedModel(Protocol):
+    """A causal language model over a paged cache.
+
+    Attributes:
+        config: Its settings.
+        dtype: Of logits, and of keys and values unless they are int8.
+        device: Where it is.
+        tp_group: The group that shards it; None: it is whole.
+        bytes_per_step: Bytes of weights that a step reads.
+        kernels_only: Whether its decode step calls nothing but ops of torch.ops.infini.
+        is_recordable: Whether its decode step may be recorded.
+    """
+
+    tp_group: TPGroup | None
+    is_recordable: bool
+
+    @property
+    def config(self) -> ServedConfig: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def bytes_per_step(self) -> int: ...
+    @property
+    def kernels_only(self) -> bool: ...
+
+    def __call__(self, batch: Batch, cache: Any, last: bool = False, out: Tensor | None = None) -> Tensor:
+        """Compute new tokens; as torch_infini.models.Llama.forward."""
+
+    def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> Any:
+        """Make a cache: a KVCache, or a MixedKVCache; dtype None: the model's."""
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes that the keys and values of a token take in a cache of that dtype."""
+
+
+def is_served_model(model: object) -> bool:
+    """Whether an object has what ServedModel names."""
+    names = ("config", "dtype", "device", "tp_group", "bytes_per_step", "kernels_only", "is_recordable", "new_cache")
+    return callable(model) and all(hasattr(model, name) for name in names)

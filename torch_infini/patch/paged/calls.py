@@ -1,0 +1,110 @@
+"""PagedCalls: attention of a model's modules over a KV cache in blocks, for the tokens of one step of the engine.
+
+Keys and values go into the blocks first; infini's paged attention reads them there. Scores that it does not know (caps,
+sinks) and narrow values are computed by torch on copies of a sequence's keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...nn import Batch, KVCache, LayerCache, MixedKVCache
+from ..layers.paged import Scores
+from .sites import Site, Unserved, plain_attention
+
+_paged_caching = torch.ops.infini.paged_caching.default
+_paged_attention = torch.ops.infini.paged_attention.default
+_paged_attention_prefill = torch.ops.infini.paged_attention_prefill.default
+_qkv_rope_cache = torch.ops.infini.qkv_rope_cache.default
+
+
+class PagedCalls:
+    """The caller of one step (layers/paged.py).
+
+    Args:
+        sites: The attention modules, as find_sites has them.
+        batch: The tokens, and where they are.
+        cache: Of the model's PagedModel.new_cache.
+    """
+
+    fuses = True
+
+    def __init__(self, sites: dict[nn.Module, Site], batch: Batch, cache: KVCache | MixedKVCache) -> None:
+        self._sites, self._batch, self._cache = sites, batch, cache
+        self._rows: Tensor | None = None  # of the rotation's tables, which have one for each token
+
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+        site = self._sites.get(module)
+        if site is None or mask is not None:
+            raise Unserved(f"{type(module).__name__} attends otherwise than in the model's first call")
+        layer = self._cache.layer(site.layer)
+        if site.v_dim < site.head_dim:
+            v = nn.functional.pad(v, (0, site.head_dim - site.v_dim))
+        keys, values, *scales = layer
+        _paged_caching(keys, values, k.flatten(0, 1), v.flatten(0, 1), self._batch.slot_mapping, *scales)
+        if needs_copies(site, scores):
+            return self._attend_copies(q, layer, site, scores)
+        y = self._attend_blocks(q.flatten(0, 1), layer, site, scores.scale).unsqueeze(0)
+        return y if site.v_dim == site.head_dim else y[..., : site.v_dim]
+
+    def attend_fused(
+        self, module: nn.Module, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, interleaved: bool, scores: Scores
+    ) -> Tensor:
+        site = self._sites[module]
+        layer = self._cache.layer(site.layer)
+        keys, values, *scales = layer
+        tokens = qkv.shape[1]
+        rows = self._rows
+        if rows is None:
+            rows = self._rows = torch.arange(tokens, device=qkv.device)
+        q = qkv.new_empty(tokens, heads, site.head_dim)
+        where = cos.flatten(0, 1), sin.flatten(0, 1), rows, self._batch.slot_mapping
+        _qkv_rope_cache(q, keys, values, qkv.flatten(0, 1), *where, interleaved, *scales)
+        if needs_copies(site, scores):
+            return self._attend_copies(q.unsqueeze(0), layer, site, scores)
+        return self._attend_blocks(q, layer, site, scores.scale).unsqueeze(0)
+
+    def _attend_blocks(self, q: Tensor, layer: LayerCache, site: Site, scale: float) -> Tensor:
+        """Attend from [tokens, H, D] to the cache's blocks."""
+        keys, values, *scales = layer
+        batch = self._batch
+        args = q, keys, values, batch.block_tables, batch.seq_lens
+        terms = None, scale, site.window.size, *scales
+        if batch.cum_seq_lens_q is None:
+            return _paged_attention(*args, *terms)
+        return _paged_attention_prefill(*args, batch.cum_seq_lens_q, *terms)
+
+    def _attend_copies(self, q: Tensor, layer: LayerCache, site: Site, scores: Scores) -> Tensor:
+        """Attend from [1, tokens, H, D] to copies of each sequence's keys."""
+        batch, size = self._batch, layer.keys.shape[2]
+        lengths = batch.seq_lens.tolist()
+        starts = list(range(len(lengths) + 1)) if batch.cum_seq_lens_q is None else batch.cum_seq_lens_q.tolist()
+        y = q.new_empty(*q.shape[:3], site.v_dim)
+        for i, length in enumerate(lengths):
+            blocks = batch.block_tables[i, : -(-length // size)]
+            k, v = (x[:, :length] for x in copied(layer, blocks, q.dtype))
+            count = starts[i + 1] - starts[i]
+            numbers = torch.arange(length, device=q.device)
+            behind = numbers[length - count :, None] - numbers
+            visible = (behind >= 0) & (behind < (site.window.size or length))
+            new = slice(starts[i], starts[i + 1])
+            y[:, new] = plain_attention(q[:, new], k, v[..., : site.v_dim], visible[None, None], scores)
+        return y
+
+
+def needs_copies(site: Site, scores: Scores) -> bool:
+    """Whether paged attention cannot compute it."""
+    return bool(scores.softcap) or scores.sinks is not None
+
+
+def copied(layer: LayerCache, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Copy the keys and values of a sequence's blocks, [1, T, Hkv, D] each."""
+
+    def rows(cache: Tensor, scales: Tensor | None) -> Tensor:
+        some = cache[blocks]
+        if scales is not None:
+            some = some * scales[blocks].unsqueeze(-1)
+        return some.to(dtype).transpose(1, 2).flatten(0, 1).unsqueeze(0)
+
+    return rows(layer.keys, layer.key_scales), rows(layer.values, layer.value_scales)

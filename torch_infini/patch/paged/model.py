@@ -1,0 +1,291 @@
+"""PagedModel: a causal language model of transformers as the engine calls models: a batch and a paged cache in.
+
+Its own forward runs, patched or not; attention alone is computed elsewhere (calls.py). What keeps more than keys and
+values from one token to the next, or sees other tokens, is found by a trial and refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ...distributed import TPGroup
+from ...nn import Batch, KVCache, MixedKVCache
+from ...nn.cache import token_bytes
+from ..checks.probe import HALF
+from ..checks.trial import rms, without_side_effects
+from ..layers import interface
+from ..layers.paged import PAGED_NAME
+from .calls import PagedCalls, needs_copies
+from .sites import Unserved, configs_of, find_sites, implementation
+
+_NAME = "torch_infini.LLM"
+_BLOCK = 4  # tokens of a block in the trial
+_POSITIONS = 1 << 17  # of a model whose config names none
+# Rotations whose frequencies follow from the longest sequence of a call, which in a batch is another request's.
+_BY_LENGTH = ("dynamic", "longrope")
+_logger = logging.getLogger("torch_infini")
+
+
+@dataclass(frozen=True)
+class PagedConfig:
+    """What the engine asks of a model's config.
+
+    Attributes:
+        model_type: Of transformers.
+        vocab_size: Columns of the logits.
+        max_position_embeddings: The longest sequence that is served.
+        num_attention_heads, num_key_value_heads: Of the first layer.
+        bos_token_id: None if there is none.
+        eos_token_ids: The end-of-sequence tokens; may be empty.
+    """
+
+    model_type: str
+    vocab_size: int
+    max_position_embeddings: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+class PagedModel:
+    """A model of transformers, called as torch_infini.models.Llama is.
+
+    Args:
+        model: A causal language model, patched or not; on one device, in evaluation mode from now on.
+
+    Attributes:
+        model: As given.
+        config: PagedConfig.
+        dtype: Of keys and values, and of the logits that are returned.
+        device: Where the model is.
+        tp_group: None: the whole model is here.
+        kernels_only: False: ops of torch are among those of a step.
+        is_recordable: Whether a decode step may be recorded; False once one could not be.
+
+    Raises:
+        ValueError: For a model whose attention or state the cache does not hold, with the reason.
+    """
+
+    tp_group: TPGroup | None = None
+    kernels_only = False
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        inner, self.device = check_model(model)
+        model.eval()
+        interface.register()
+        self._configs = configs_of(model)
+        self._keeps = "logits_to_keep" in inspect.signature(inner.forward).parameters
+        text = inner.config.get_text_config()
+        positions = longest(text)
+        vocabulary = int(getattr(text, "vocab_size", 0)) or inner.get_input_embeddings().weight.shape[0]
+        tokens = trial_tokens(vocabulary).to(self.device)
+        try:
+            with without_side_effects(model):
+                self._sites, logits = find_sites(model, tokens[None], positions)
+                sites = list(self._sites.values())
+                self.dtype = sites[0].dtype
+                if (rule := min(site.window.positions for site in sites)) < positions:
+                    _logger.warning(
+                        "%s: sequences must be shorter than %d tokens, for from there on a query sees other keys than "
+                        "the newest",
+                        _NAME,
+                        rule,
+                    )
+                    positions = rule
+                ends = inner.generation_config.eos_token_id
+                self.config = PagedConfig(
+                    text.model_type,
+                    logits.shape[-1],
+                    positions,
+                    getattr(text, "num_attention_heads", sites[0].kv_heads),
+                    sites[0].kv_heads,
+                    inner.generation_config.bos_token_id,
+                    () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
+                )
+                self.is_recordable = not any(needs_copies(site, site.scores) for site in sites)
+                self._try(tokens, logits)
+        except Unserved as unserved:
+            raise ValueError(f"{_NAME}: {type(inner).__name__} cannot be served: {unserved}") from unserved
+
+    def __call__(
+        self, batch: Batch, cache: KVCache | MixedKVCache, last: bool = False, out: Tensor | None = None
+    ) -> Tensor:
+        """Compute new tokens of one or more sequences; arguments and result as Llama.forward's."""
+        ends = batch.ends if last else None
+        more: dict[str, Any] = {"logits_to_keep": ends} if self._keeps and ends is not None else {}
+        tokens, positions = batch.tokens[None], batch.positions[None]
+        calls = PagedCalls(self._sites, batch, cache)
+        # Inference tensors would keep a layer from handing its norm to the next (layers/norm.py).
+        with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, calls):
+            logits: Tensor = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **more).logits[0]
+        if ends is not None and not self._keeps:
+            logits = logits[ends]
+        return logits.to(self.dtype) if out is None else out.copy_(logits)
+
+    def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache | MixedKVCache:
+        """Make a cache for this model, on its device; dtype None: the model's."""
+        layers = [(site.kv_heads, site.head_dim) for site in self._sites.values()]
+        dtype = self.dtype if dtype is None else dtype
+        if len(set(layers)) > 1:
+            return MixedKVCache(layers, blocks, block_size, dtype, self.device)
+        kv_heads, head_dim = layers[0]
+        return KVCache(len(layers), blocks, kv_heads, block_size, head_dim, dtype, self.device)
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes that the keys and values of a token take in a cache of that dtype."""
+        return sum(token_bytes(1, site.kv_heads, site.head_dim, dtype) for site in self._sites.values())
+
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes of weights that a step reads: all but the embedding, of which it reads one row per token.
+
+        Of a mixture of experts, too, all are counted.
+        """
+        inner = generating(self.model)
+        table = inner.get_input_embeddings().weight
+        head = inner.get_output_embeddings()
+        shared = head is not None and getattr(head, "weight", None) is table
+        tensors = {id(t): t.nbytes for t in (*self.model.parameters(), *self.model.buffers())}
+        return sum(tensors.values()) - (0 if shared else table.nbytes)
+
+    def _try(self, tokens: Tensor, logits: Tensor) -> None:
+        """Compute the trial's tokens in parts, beside another sequence, and compare with one ordinary call.
+
+        Raises:
+            Unserved: If the logits differ.
+        """
+        found = in_parts(self, tokens)
+        # What the cache is for: the same tokens behind others.
+        other = tokens.clone()
+        other[: len(other) // 2] = other[: len(other) // 2].flip(0)
+        with torch.no_grad():
+            behind = self.model(input_ids=other[None], use_cache=False).logits[0]
+        later = slice(len(tokens) // 2 + 1, None)
+        effect = rms((behind - logits)[later].float())
+        error, size = rms((found - logits).float()), rms(logits.float())
+        # At most half of the effect that other text has; but rounding alone explains a part of the logits' size.
+        rounding = HALF.get(logits.dtype, 4e-5) / 4
+        if not error <= max(min(effect / 2, 4 * rounding * size), rounding * size):
+            raise Unserved(
+                f"the logits of {len(tokens)} tokens in parts differ from those in one call by {error:.3g} (root mean "
+                f"square; other text before them changes them by {effect:.3g}): it keeps states other than keys and "
+                "values, or its positions follow from a mask"
+            )
+
+
+def in_parts(model: PagedModel, tokens: Tensor) -> Tensor:
+    """Compute tokens as an engine does: in two chunks, the second beside another sequence, and then one by one."""
+    total = len(tokens)
+    blocks = -(-total // _BLOCK)
+    cache = model.new_cache(2 * blocks, _BLOCK)
+    order = torch.arange(2 * blocks, device=tokens.device).view(blocks, 2).t().contiguous()  # blocks of two sequences
+    first, second = total // 3, 2 * total // 3
+
+    def step(*chunks: tuple[int, int, int]) -> Tensor:
+        """Compute chunks: sequence, first token, end."""
+        numbers = torch.cat([torch.arange(start, end) for _, start, end in chunks]).to(tokens.device)
+        rows = torch.tensor([row for row, start, end in chunks for _ in range(start, end)], device=tokens.device)
+        slots = order[rows, numbers // _BLOCK] * _BLOCK + numbers % _BLOCK
+        lengths = torch.tensor([end for _, _, end in chunks], device=tokens.device)
+        counts = torch.tensor([0, *(end - start for _, start, end in chunks)], device=tokens.device).cumsum(0)
+        table = order[[row for row, _, _ in chunks]]
+        ones = all(end - start == 1 for _, start, end in chunks)
+        return model(Batch(tokens[numbers], numbers, slots, table, lengths, None if ones else counts), cache)
+
+    # The other sequence has the same tokens, and its chunks come first.
+    parts = [step((0, 0, first)), step((1, 0, 2), (0, first, second))[2:]]
+    parts += [step((1, i - second + 2, i - second + 3), (0, i, i + 1))[1:] for i in range(second, total)]
+    return torch.cat(parts)
+
+
+def trial_tokens(vocabulary: int) -> Tensor:
+    """Return the ids of the trial: more than a short convolution looks back, and none that stand for images."""
+    low, high = (5, min(vocabulary, 500)) if vocabulary > 20 else (0, vocabulary)
+    return torch.randint(low, high, (15,), generator=torch.Generator("cpu").manual_seed(0))
+
+
+def longest(text: Any) -> int:
+    """Return how many positions a config has, up to where the rotation follows from the longest sequence of a call."""
+    positions = int(getattr(text, "max_position_embeddings", None) or _POSITIONS)
+    rope = getattr(text, "rope_parameters", None) or {}
+    for one in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        if one.get("rope_type") in _BY_LENGTH:
+            given = one.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", 0)
+            original = int(given or positions)
+            if original < positions:
+                _logger.warning(
+                    "%s: sequences must be shorter than %d tokens, for behind them %s rotates by the longest sequence "
+                    "of a batch",
+                    _NAME,
+                    original,
+                    one["rope_type"],
+                )
+                positions = original
+    return positions
+
+
+def generating(model: nn.Module) -> Any:
+    """Return the causal language model of transformers in a wrapper, or the model itself.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    found = next(
+        (m for m in model.modules() if isinstance(m, PreTrainedModel) and isinstance(m, GenerationMixin)), None
+    )
+    if found is None or found.get_input_embeddings() is None:
+        raise ValueError(
+            f"{_NAME}: model must be a causal language model of transformers, a Llama or a folder, got a "
+            f"{type(model).__name__}"
+        )
+    return found
+
+
+def check_model(model: nn.Module) -> tuple[Any, torch.device]:
+    """Return the causal language model in a module, and the device that it is on.
+
+    Raises:
+        ValueError: If there is none, or it is not loaded, or on several devices.
+    """
+    inner = generating(model)
+    away = next((name for name, tensor in model.named_parameters() if tensor.is_meta), None)
+    if away is not None:
+        raise ValueError(f"{_NAME}: the model must be loaded, got {away} on meta")
+    devices = sorted({str(tensor.device) for tensor in model.parameters()})
+    if len(devices) != 1:
+        raise ValueError(f"{_NAME}: the model must be on one device, got one on {', '.join(devices) or 'none'}")
+    return inner, torch.device(devices[0])
+
+
+def is_causal_type(model_type: object) -> bool:
+    """Whether transformers has a causal language model of this type."""
+    return isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def load_paged(folder: Path, weights: str | None, dtype: torch.dtype | None, device: torch.device | str) -> PagedModel:
+    """Load a checkpoint of a model of transformers, patch what can be patched, and serve it.
+
+    Args:
+        folder: A folder or .gguf file.
+        weights: As patch_model's.
+        dtype: Of activations and dense weights; None: the checkpoint's.
+        device: Where the model goes.
+
+    Raises:
+        ValueError: As PagedModel, for a checkpoint that contradicts itself, or weights that it cannot have.
+    """
+    from ..files.foreign import load
+
+    model = load(folder, dtype, weights, must_patch=False)
+    return PagedModel(model.to(device))  # type: ignore[arg-type]  # of transformers

@@ -1,0 +1,207 @@
+"""find_sites: which keys each attention module of a model sees, found by one ordinary call with a mask that is watched.
+
+transformers makes the masks of a model by functions of two positions; what they allow says more than names do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from ..layers.interface import attend, attention_with_weights
+from ..layers.model import IMPLEMENTATION
+from ..layers.paged import CALLS, AttentionCaller, Scores, paged_attention_forward
+
+_WATCHED_NAME = "infini_watched"
+
+
+class Unserved(Exception):  # noqa: N818 (an answer, not an error)
+    """The reason why a model's attention cannot run over a paged cache."""
+
+
+class Window(NamedTuple):
+    """Which keys a query sees: those up to its own position.
+
+    Attributes:
+        size: Only the newest so many; 0: all.
+        positions: From this position on the rule is another one; the sequences have to be shorter.
+    """
+
+    size: int
+    positions: int
+
+
+class Site(NamedTuple):
+    """An attention module's place in the cache.
+
+    Attributes:
+        layer: Its number in the cache.
+        kv_heads: Heads of k and v.
+        head_dim: Columns of q and k.
+        v_dim: Columns of v.
+        dtype: Of k and v.
+        window: Which keys it sees.
+        scores: How it makes probabilities.
+    """
+
+    layer: int
+    kv_heads: int
+    head_dim: int
+    v_dim: int
+    dtype: torch.dtype
+    window: Window
+    scores: Scores
+
+
+def window_of(visible: Callable[..., Any], positions: int) -> Window:
+    """Read a mask function of transformers, (batch, head, query, key) to whether the query sees the key.
+
+    Raises:
+        Unserved: If a query sees a later key.
+    """
+    keys = torch.arange(positions)
+
+    def seen(query: int) -> Tensor:
+        shown = visible(torch.tensor(0), torch.tensor(0), torch.tensor(query), keys)
+        return torch.as_tensor(shown).expand(positions)
+
+    def newest(query: int) -> int:
+        """How many keys the query sees, if they are the newest ones; else -1."""
+        shown = seen(query)
+        if bool(shown[query + 1 :].any()):
+            raise Unserved("its attention sees later tokens, so that it does not continue a text")
+        count = int(shown.sum())
+        return count if bool(shown[query + 1 - count : query + 1].all()) else -1
+
+    last = positions - 1
+    newest(last // 2)  # a last query has no later keys
+    size = newest(last)
+    if size == positions:
+        return Window(0, positions)
+    probes = sorted({0, 1, 2, size - 1, size, size + 1, last // 3, last // 2, last - 1} & set(range(positions)))
+    if size > 0 and all(newest(query) == min(query + 1, size) for query in probes):
+        return Window(size, positions)
+    # Another rule, of chunks for one: it is the same as no window for the first positions.
+    low, high = 0, last  # the first query that misses a key is in (low, high]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if newest(middle) == middle + 1 else (low, middle)
+    return Window(0, high)
+
+
+class _Watch:
+    """The caller of one ordinary call: it notes each module's mask and terms, and computes attention over the call."""
+
+    fuses = False
+
+    def __init__(self, positions: int) -> None:
+        self.positions = positions
+        self.masks: dict[int, tuple[Tensor, Window]] = {}
+        self.sites: dict[nn.Module, Site] = {}
+
+    def mask(self, **kwargs: Any) -> Tensor | None:
+        """Make the mask as for SDPA, and read its function. transformers calls it once for each kind of mask."""
+        made = sdpa_mask(**{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+        if made is not None:
+            self.masks[id(made)] = made, window_of(kwargs["mask_function"], self.positions)
+        return made
+
+    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+        if module in self.sites:
+            raise Unserved(f"{type(module).__name__} attends twice in a call")
+        if q.shape[:2] != k.shape[:2]:
+            raise Unserved("its attention has other keys than those of the tokens")
+        if mask is None:
+            if not scores.causal and q.shape[1] > 1:
+                raise Unserved("its attention sees later tokens, so that it does not continue a text")
+            window = Window(0, self.positions)
+        elif id(mask) in self.masks:
+            window = self.masks[id(mask)][1]
+        else:
+            raise Unserved("its attention has a mask that is not of transformers' mask functions")
+        sizes = k.shape[2], k.shape[3], v.shape[3]
+        self.sites[module] = Site(len(self.sites), *sizes, k.dtype, window, scores)
+        return plain_attention(q, k, v, mask, scores)
+
+    def attend_fused(self, *args: Any) -> Tensor:
+        raise AssertionError("fuses is False")
+
+
+def _watched_mask(**kwargs: Any) -> Tensor | None:
+    watch = CALLS.caller
+    assert isinstance(watch, _Watch), "the name is set by find_sites alone"
+    return watch.mask(**kwargs)
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """Compute attention of [B, S, H, D] to [B, T, Hkv, D] by torch or, where it can, by infini::attention."""
+    if scores.sinks is None and v.shape == k.shape:
+        return attend(q, k, v, mask, scores.scale, scores.causal, scores.softcap)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if scores.sinks is None:
+        y, _ = attention_with_weights(q, k, v, mask, scores.scale, scores.causal, 0.0, scores.softcap)
+        return y
+    groups, length, total = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    s = (q @ k.repeat_interleave(groups, 1).transpose(2, 3)).float() * scores.scale
+    if scores.softcap:
+        s = torch.tanh(s / scores.softcap) * scores.softcap
+    if mask is None:
+        mask = torch.ones(length, total, dtype=torch.bool, device=q.device).tril(total - length)
+    s = s.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else s + mask
+    sinks = scores.sinks.float().reshape(1, -1, 1, 1).expand(s.shape[0], -1, length, 1)
+    weights = torch.cat([s, sinks], -1).softmax(-1)[..., :-1].to(v.dtype)
+    return (weights @ v.repeat_interleave(groups, 1)).transpose(1, 2)
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """Return the configs that name a model's attention implementation: its own, and those of its parts."""
+    found = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
+    return [config for config in found.values() if hasattr(config, IMPLEMENTATION)]
+
+
+@contextmanager
+def implementation(configs: list[Any], name: str, caller: AttentionCaller) -> Iterator[None]:
+    """Let the models of these configs hand attention to a caller, on this thread, for the body."""
+    before = [getattr(config, IMPLEMENTATION) for config in configs]
+    outer, CALLS.caller = CALLS.caller, caller
+    try:
+        for config in configs:
+            setattr(config, IMPLEMENTATION, name)
+        yield
+    finally:
+        CALLS.caller = outer
+        for config, old in zip(configs, before, strict=True):
+            setattr(config, IMPLEMENTATION, old)
+
+
+def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[nn.Module, Site], Tensor]:
+    """Call a model once, and note what its attention modules compute.
+
+    Args:
+        model: A causal language model of transformers, patched or not, in evaluation mode.
+        tokens: [1, S] ids.
+        positions: The longest sequence to be served.
+
+    Returns:
+        The attention modules in the order of their calls, and the logits [S, vocabulary].
+
+    Raises:
+        Unserved: With the reason.
+    """
+    watch = _Watch(positions)
+    AttentionInterface.register(_WATCHED_NAME, paged_attention_forward)
+    AttentionMaskInterface.register(_WATCHED_NAME, _watched_mask)
+    try:
+        with implementation(configs_of(model), _WATCHED_NAME, watch), torch.no_grad():
+            logits = model(input_ids=tokens, use_cache=False).logits[0]
+    except NotImplementedError as error:  # of paged_attention_forward
+        raise Unserved(str(error)) from error
+    if not watch.sites:
+        raise Unserved("no layer of it calls transformers' attention interface")
+    return watch.sites, logits
