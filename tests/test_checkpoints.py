@@ -119,7 +119,8 @@ def test_gguf_int4_is_exact(tmp_path: Path) -> None:
 def test_small_and_odd_layers() -> None:
     """Rows that no whole word of zero points holds, and every act-order group of another size."""
     pytest.importorskip("compressed_tensors")
-    from torch_infini.checkpoints.packed import GPTQ, PackQuantized
+    from torch_infini.checkpoints.formats.compressed_tensors import PackQuantized
+    from torch_infini.checkpoints.formats.gptq import GPTQ
 
     weight = torch.randn(13, 64, dtype=torch.float32)
     stored = compressed("pack-quantized", {**INT4, "symmetric": False, "group_size": 32})("x", weight)
@@ -156,9 +157,9 @@ def opened(folder: Path) -> None:
 PACKED = config_of_compressed("pack-quantized", INT4)
 CONFIGS: list[tuple[dict[str, Any] | Any, str, type[Exception]]] = [
     ([1], "quantization_config in {} must be an object, got [1]", ValueError),
-    ({}, "quant_method in {} must be one of awq, gptq, compressed-tensors, fp8, fbgemm_fp8, got None", ValueError),
-    ({"quant_method": "bitsandbytes"}, "must be one of awq, gptq, compressed-tensors, fp8, fbgemm_fp8", ValueError),
-    ({"quant_method": ["awq"]}, "fbgemm_fp8, got ['awq']", ValueError),
+    ({}, "quant_method in {} must be one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq, got None", ValueError),
+    ({"quant_method": "bitsandbytes"}, "must be one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq", ValueError),
+    ({"quant_method": ["awq"]}, "fp8, gptq, got ['awq']", ValueError),
     *(
         ({**AWQ_CONFIG, "bits": bits}, f"quantization_config.bits in {{}} must be 4, got {bits}", ValueError)
         for bits in (2, 3, 5)

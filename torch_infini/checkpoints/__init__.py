@@ -8,7 +8,7 @@ from .description import QuantizedLayer, TensorInfo, layers_of
 from .files import files_of, read_header, read_object
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
-from .reader import Checkpoint, model_type_of, open_checkpoint
+from .reader import Checkpoint, is_foreign, model_type_of, open_checkpoint
 from .weight import LinearWeight, StoredFormat
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "find",
     "has_gguf_tokenizer",
     "is_derived",
+    "is_foreign",
     "is_hub_name",
     "layers_of",
     "model_type_of",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .scaled import fp4, power_of_two
+from .formats.mxfp4 import fp4, power_of_two
 from .weight import Expected, LinearWeight, dense_weight, not_finite, pack_nibbles
 
 

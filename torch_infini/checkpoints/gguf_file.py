@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .blocks import KINDS, Blocks
-from .description import NAME, QuantizedLayer, TensorInfo, checked_layer
+from .description import QuantizedLayer, TensorInfo, checked_layer
 from .files import MappedFile
+from .method import NAME
 
 _DENSE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -159,7 +160,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFFile, dict[str, Quantized
         layer, _, last = name.rpartition(".")
         if last != "weight" or len(file.tensors[name].shape) != 2:
             raise ValueError(f"{NAME}: {name} in {path} must not be quantized, got {kind}")
-        layers[layer] = checked_layer(layer, Blocks(kind), file.tensors)
+        layers[layer] = checked_layer(layer, Blocks(kind), {"weight": file.tensors[name]})
     return config, file, layers
 
 

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .description import NAME, OURS, QuantizedLayer, TensorInfo, layers_of
+from .description import OURS, QuantizedLayer, TensorInfo, layers_of
 from .files import SafetensorsFolder, Source, files_of, read_object
+from .formats import METHODS
 from .gguf_file import open_gguf
 from .hub import find
+from .method import NAME
 from .weight import LinearWeight
 
 
@@ -171,9 +173,22 @@ def model_type_of(path: Path) -> object:
     return read_object(path / "config.json").get("model_type")
 
 
+def is_foreign(path: Path) -> bool:
+    """Whether a model's file or folder is GGUF, or was quantized by another library than this one."""
+    if path.is_file():
+        return path.suffix == ".gguf"
+    try:
+        entry = read_object(path / "config.json").get("quantization_config")
+    except (OSError, ValueError):
+        return False  # the reader of configs says what is wrong
+    if entry is None:
+        return any((path / method.file).is_file() for method in METHODS.values() if method.file is not None)
+    return not isinstance(entry, dict) or entry.get("quant_method") != OURS
+
+
 def described_beside(folder: Path) -> tuple[dict[str, Any], Path]:
     """Return the description of a folder whose config.json has none, and its file."""
-    for file, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
-        if (folder / file).is_file():
-            return {"quant_method": method, **read_object(folder / file)}, folder / file
+    for method in METHODS.values():
+        if method.file is not None and (folder / method.file).is_file():
+            return {"quant_method": method.name, **read_object(folder / method.file)}, folder / method.file
     raise ValueError(f"{NAME}: a folder with packed weights must have a quantization_config, got {folder} without one")

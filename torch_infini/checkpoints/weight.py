@@ -1,4 +1,4 @@
-"""LinearWeight: the weight of a linear layer in a layout that the ops multiply by; what all formats share.
+"""LinearWeight: the weight of a linear layer as the ops take it; StoredFormat, and what formats share.
 
 A format turns its tensors into int4 or int8 where that keeps every value, and into a dense weight otherwise.
 """
@@ -111,6 +111,32 @@ def dense_weight(
         count = min(step, n - first)
         weight[first : first + count] = format.dequantize(tensors, n, k, first, count).to(dtype)
     return LinearWeight("dense", weight)
+
+
+def groups_of(k: int, group_size: int) -> int:
+    """The number of groups of a row; ValueError if they do not divide it. A size of -1 is the whole row."""
+    if group_size == -1:
+        return 1
+    if k % group_size:
+        raise ValueError(f"in_features must be a multiple of group_size, {group_size}, got {k}")
+    return k // group_size
+
+
+def whole_words(what: str, size: int, elements: int) -> int:
+    """Return size / elements; ValueError if it is no integer."""
+    if size % elements:
+        raise ValueError(f"{what} must be a multiple of {elements}, the integers of a word, got {size}")
+    return size // elements
+
+
+def signed(values: Tensor) -> Tensor:
+    """Return q - 128 as int8, of q as uint8."""
+    return (values ^ 128).view(torch.int8)
+
+
+def by_row(scales: Tensor, n: int) -> Tensor:
+    """A scale for each row, or one for all, as [n, groups]."""
+    return scales.reshape(1, 1).expand(n, 1) if scales.numel() == 1 else scales.reshape(n, -1)
 
 
 def int4_group(size: int) -> int:

@@ -292,7 +292,7 @@ class Llama(nn.Module):
         tp_group: TPGroup | None,
     ) -> Llama:
         """Read a model folder or GGUF file; as from_pretrained."""
-        if quantized.is_foreign(folder):
+        if checkpoints.is_foreign(folder):
             return cls._from_foreign(folder, weights, dtype, device, progress, tp_group)
         config = checked_config(folder)
         dtype = floating(dtype) or config.dtype or torch.float32
@@ -391,7 +391,7 @@ def _checked(checkpoint: checkpoints.Checkpoint) -> LlamaConfig:
 
 def checked_config(folder: str | Path) -> LlamaConfig:
     """The config of a model folder whose files have the sizes that it names; errors as Llama.from_pretrained."""
-    if quantized.is_foreign(Path(folder)):
+    if checkpoints.is_foreign(Path(folder)):
         with checkpoints.open_checkpoint(folder) as checkpoint:
             return _checked(checkpoint)
     config = LlamaConfig.from_pretrained(folder)

@@ -6,10 +6,8 @@ other; the pages of its file are dropped before the next.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -23,19 +21,6 @@ from .config import LlamaConfig
 
 _NAME = "torch_infini.models.Llama"
 _ROWS = 1024  # of a table that are dequantized at a time; a multiple of 32
-
-
-def is_foreign(path: Path) -> bool:
-    """Whether a model's file or folder is read through torch_infini.checkpoints: GGUF, or quantized by others."""
-    if path.is_file():
-        return path.suffix == ".gguf"
-    try:
-        entry = json.loads((path / "config.json").read_text(encoding="utf-8")).get("quantization_config")
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return False  # the reader of configs says what is wrong
-    if entry is None:
-        return any((path / name).is_file() for name in ("quantize_config.json", "quant_config.json"))
-    return not isinstance(entry, dict) or entry.get("quant_method") != "torch_infini"
 
 
 def config_of(checkpoint: Checkpoint) -> LlamaConfig:

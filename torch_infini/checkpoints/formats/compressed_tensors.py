@@ -1,0 +1,257 @@
+"""compressed-tensors: its description, and pack-quantized and int-quantized, of which ops multiply by the integers.
+
+float-quantized is Float8 (fp8.py), mxfp4-pack-quantized MXFP4 (mxfp4.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..method import Fields, Method
+from ..weight import (
+    FLOATS,
+    Expected,
+    LinearWeight,
+    StoredFormat,
+    by_group,
+    by_row,
+    dense_weight,
+    groups_of,
+    int4_group,
+    int4_weight,
+    nibbles,
+    not_finite,
+    pack_nibbles,
+    signed,
+    whole_words,
+)
+from .fp8 import Float8
+from .mxfp4 import MXFP4
+
+_INT32 = (torch.int32,)
+
+
+@dataclass(frozen=True)
+class PackQuantized:
+    """compressed-tensors' pack-quantized: (q - z) * scale; q packed along the rows of the weight, z along its columns.
+
+    Attributes:
+        bits: 4 or 8.
+        group_size: Columns with one scale; -1: all.
+        symmetric: Whether there are no zero points.
+        act_order: Whether weight_g_idx has the groups.
+    """
+
+    bits: int
+    group_size: int
+    symmetric: bool
+    act_order: bool = False
+    name: str = "compressed-tensors pack-quantized"
+
+    def size(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+        n, words = shapes["weight_packed"]
+        return n, words * (32 // self.bits)
+
+    def expected(self, n: int, k: int) -> dict[str, Expected]:
+        groups, per_word = groups_of(k, self.group_size), 32 // self.bits
+        tensors = {
+            "weight_packed": Expected(((n, whole_words("in_features", k, per_word)),), _INT32),
+            "weight_scale": Expected(((n, groups),), FLOATS),
+            "weight_shape": Expected(((2,),), (torch.int64, torch.int32), optional=True),
+            "weight_g_idx": Expected(((k,),), (torch.int32, torch.int64), optional=not self.act_order),
+        }
+        if not self.symmetric:  # older files have int8 zero points, not packed
+            shapes = ((-(-n // per_word), groups), (n, groups))
+            tensors["weight_zero_point"] = Expected(shapes, (torch.int32, torch.int8))
+        return tensors
+
+    def small(self) -> tuple[str, ...]:
+        return ("weight_scale", "weight_shape", "weight_g_idx")
+
+    def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
+        shape, index = tensors.get("weight_shape"), tensors.get("weight_g_idx")
+        if shape is not None and shape.tolist() != [n, k]:
+            return "weight_shape", f"be [{n}, {k}]", f"{shape.tolist()}"
+        groups = groups_of(k, self.group_size)
+        if index is not None and self.act_order and k and not (int(index.min()) >= 0 and int(index.max()) < groups):
+            return "weight_g_idx", f"be from 0 to {groups - 1}", f"{int(index.min())} to {int(index.max())}"
+        return not_finite("weight_scale", tensors["weight_scale"])
+
+    def _zero_points(self, tensors: Mapping[str, Tensor], n: int) -> Tensor | None:
+        """[n, groups], from 0 to 2 ** bits - 1; None: all in the middle."""
+        if self.symmetric:
+            return None
+        z, per_word = tensors["weight_zero_point"], 32 // self.bits
+        if z.dtype == torch.int8:
+            return z.to(torch.int16) + (1 << self.bits - 1)
+        return nibbles(z.t().contiguous(), tuple(range(per_word)), self.bits)[:, :n].t().to(torch.int16)
+
+    def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
+        rows = slice(first, n if count < 0 else first + count)
+        q = nibbles(tensors["weight_packed"][rows], tuple(range(32 // self.bits)), self.bits).double()
+        scales, z = tensors["weight_scale"][rows], self._zero_points(tensors, n)
+        z = torch.full_like(scales, 1 << self.bits - 1) if z is None else z[rows]
+        if self.act_order:
+            index = tensors["weight_g_idx"].long()
+            return (q - z.double()[:, index]) * scales.double()[:, index]
+        return (q - by_group(z, k)) * by_group(scales, k)
+
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+        groups, packed, scales = groups_of(k, self.group_size), tensors["weight_packed"], tensors["weight_scale"]
+        if self.bits == 8 and groups == 1 and self.symmetric:
+            return LinearWeight("int8", signed(packed.view(torch.uint8)), scales[:, 0].float())
+        if self.bits != 4 or not int4_group(k // groups):
+            return dense_weight(self, tensors, n, k, dtype)
+        integers, columns = packed.view(torch.uint8), None
+        if self.act_order:
+            index = tensors["weight_g_idx"].long()
+            if not torch.equal(index.bincount(minlength=groups), torch.full((groups,), k // groups)):
+                return dense_weight(self, tensors, n, k, dtype)
+            columns = index.argsort(stable=True)
+            integers = pack_nibbles(nibbles(packed)[:, columns])
+        return int4_weight(integers, scales, self._zero_points(tensors, n), dtype, columns)
+
+
+@dataclass(frozen=True)
+class IntQuantized:
+    """compressed-tensors' int-quantized: (q - z) * scale, q of int8.
+
+    Attributes:
+        group_size: Columns with one scale; -1: all.
+        symmetric: Whether there are no zero points.
+    """
+
+    group_size: int = -1
+    symmetric: bool = True
+    name: str = "compressed-tensors int-quantized"
+
+    def size(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+        n, k = shapes["weight"]
+        return n, k
+
+    def expected(self, n: int, k: int) -> dict[str, Expected]:
+        groups = groups_of(k, self.group_size)
+        shapes = ((n, groups), (n,), (1,), ()) if groups == 1 else ((n, groups),)
+        tensors = {"weight": Expected(((n, k),), (torch.int8,)), "weight_scale": Expected(shapes, FLOATS)}
+        if not self.symmetric:
+            tensors["weight_zero_point"] = Expected(shapes, (torch.int8,))
+        return tensors
+
+    def small(self) -> tuple[str, ...]:
+        return ("weight_scale",)
+
+    def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
+        return not_finite("weight_scale", tensors["weight_scale"])
+
+    def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
+        rows = slice(first, n if count < 0 else first + count)
+        q, scales = tensors["weight"][rows].double(), by_row(tensors["weight_scale"], n)[rows]
+        if not self.symmetric:
+            q = q - by_group(by_row(tensors["weight_zero_point"], n)[rows], k)
+        return q * by_group(scales, k)
+
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+        if groups_of(k, self.group_size) > 1 or not self.symmetric:
+            return dense_weight(self, tensors, n, k, dtype)
+        scales = by_row(tensors["weight_scale"], n)[:, 0].float().contiguous()
+        return LinearWeight("int8", tensors["weight"], scales)
+
+
+class _Kind(NamedTuple):
+    """A `format` of compressed-tensors: what its weights may be."""
+
+    type: str
+    bits: tuple[int, ...]
+    strategies: tuple[str, ...]
+
+
+_KINDS = {
+    "pack-quantized": _Kind("int", (4, 8), ("group", "channel")),
+    "int-quantized": _Kind("int", (8,), ("channel", "tensor", "group")),
+    "float-quantized": _Kind("float", (8,), ("channel", "tensor", "block")),
+    "mxfp4-pack-quantized": _Kind("float", (4,), ("group",)),
+}
+_NAIVE = "naive-quantized"  # int-quantized or float-quantized, by the type
+
+
+def _parse(fields: Fields) -> Callable[[str], StoredFormat]:
+    for field, what in (
+        ("kv_cache_scheme", "a quantized cache of a checkpoint"),
+        ("transform_config", "a rotation of weights and activations"),
+    ):
+        if fields[field]:
+            raise fields.not_served(field, what)
+    sparsity = fields["sparsity_config"] or {}
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+        raise fields.not_served("sparsity_config", f"sparse weights ({sparsity.get('format')!r})")
+    if not isinstance(fields["config_groups"], Mapping) or not fields["config_groups"]:
+        raise fields.fault("config_groups", "be an object of groups", fields["config_groups"])
+    groups = fields.inside("config_groups")
+    schemes: list[tuple[str, StoredFormat]] = []
+    for key, group in groups.config.items():
+        if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):
+            raise groups.fault(key, "be an object with targets, a list", group)
+        format = _scheme(fields, groups.inside(key))
+        schemes += [(str(target), format) for target in group["targets"]]
+
+    def format_of(name: str) -> StoredFormat:
+        """The scheme whose target is the name, else a pattern of it, else the class."""
+        for target, format in schemes:
+            if target == name:
+                return format
+        for target, format in schemes:
+            if target.startswith("re:") and re.match(target[3:], name):
+                return format
+        for target, format in schemes:
+            if target == "Linear":
+                return format
+        targets = ", ".join(target for target, _ in schemes)
+        raise fields.fault("config_groups", f"have a target for {name}, which is quantized", targets)
+
+    return format_of
+
+
+def _scheme(fields: Fields, group: Fields) -> StoredFormat:
+    weights, inputs = group.inside("weights"), group["input_activations"]
+    whole = fields["format"]
+    name = group["format"] or (None if whole == "mixed-precision" else whole)
+    if name != _NAIVE and name not in _KINDS:
+        rule = f"be one of {', '.join([*_KINDS, _NAIVE])}"
+        raise (fields if whole == name else group).fault("format", rule, name)
+    type_ = weights.one_of("type", ("int", "float"), "int")
+    symmetric = weights.one_of("symmetric", (True, False), True)
+    if name == _NAIVE:
+        name = f"{type_}-quantized"
+    kind = _KINDS[name]
+    bits = weights.one_of("num_bits", kind.bits)
+    if type_ != kind.type:
+        raise weights.fault("type", f"go with format {name}", type_)
+    strategy = weights.one_of("strategy", kind.strategies)
+    size = weights.group_size("group_size") if strategy == "group" else -1
+    if isinstance(inputs, Mapping) and type_ == "int" and inputs.get("dynamic") not in (True, "local"):
+        raise group.not_served("input_activations", "int8 activations with a fixed scale")
+    if name == "pack-quantized":
+        return PackQuantized(bits, size, symmetric, weights["actorder"] in (True, "group"))
+    if name == "int-quantized":
+        return IntQuantized(size, symmetric)
+    if not symmetric:
+        raise weights.fault("symmetric", f"be true for format {name}", symmetric)
+    if name == "mxfp4-pack-quantized":
+        if size != 32:
+            raise weights.fault("group_size", "be 32 for MXFP4", size)
+        return MXFP4()
+    if strategy == "block":
+        block = weights.block("block_structure")
+        return Float8("weight_scale", block, "compressed-tensors float-quantized in blocks")
+    return Float8(name="compressed-tensors float-quantized")
+
+
+METHODS = (
+    Method("compressed-tensors", ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape"), _parse),
+)
