@@ -1,7 +1,7 @@
 """The pages for contributors followed word for word.
 
 docs/new-op.md in a copy of the tree: it builds, and its tests pass. docs/new-device.md against a made-up driver: it
-runs beside the CPU.
+runs beside the CPU. The format of docs/checkpoints.md in a copy of the tree: both doors read it.
 """
 
 from __future__ import annotations
@@ -95,6 +95,78 @@ def plant(path: Path, pattern: str, fault: str) -> None:
     text, count = re.subn(pattern, fault, path.read_text())
     assert count == 1, f"{path.name}: {count} times {pattern}"
     path.write_text(text)
+
+
+# Writes a folder in the format of the page, and compares what both doors make of it with the dense model.
+READ = """
+import json, sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+import torch_infini
+from torch_infini.checkpoints.formats import nf4
+from torch_infini.models import Llama
+from torch_infini.testing.checkpoints import random_model
+
+folder = Path(sys.argv[1])
+assert folder in Path(torch_infini.__file__).parents
+dense = random_model("llama", intermediate_size=128)
+tensors = {name: tensor.clone() for name, tensor in dense.state_dict().items()}
+values = torch.tensor(nf4._VALUES, dtype=torch.float64)
+for name, module in dense.model.named_modules():
+    if isinstance(module, torch.nn.Linear):
+        groups = tensors.pop(f"model.{name}.weight").unflatten(1, (-1, 64))
+        absmax = groups.abs().amax(-1)
+        codes = ((groups / absmax[..., None])[..., None] - values).abs().argmin(-1)
+        module.weight.data = (values[codes] * absmax[..., None]).flatten(1).float()
+        codes = codes.flatten(1).byte()
+        tensors |= {f"model.{name}.codes": codes[:, 0::2] | codes[:, 1::2] << 4, f"model.{name}.absmax": absmax}
+model = folder / "model"
+model.mkdir()
+save_file(tensors, model / "model.safetensors")
+config = dense.config.to_dict() | {"quantization_config": {"quant_method": "nf4", "blocksize": 64}}
+(model / "config.json").write_text(json.dumps(config, default=str))
+
+ids = torch.tensor([[7, 3, 300, 12, 9]])
+with torch.no_grad():
+    expected = dense(ids).logits
+    found = torch_infini.load(model, torch.float32)(ids).logits
+assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+llama = Llama.from_pretrained(model, dtype=torch.float32, progress=False)
+assert torch.equal(llama.layers[1].mlp.down.dense(), dense.model.layers[1].mlp.down_proj.weight)
+output = torch_infini.LLM(model, dtype="float32", progress=False).generate(
+    [ids[0].tolist()], torch_infini.SamplingParams(max_tokens=4, temperature=0)
+)[0]
+assert output.tokens == dense.generate(ids, max_new_tokens=4, do_sample=False)[0, 5:].tolist()
+
+config["quantization_config"]["blocksize"] = 32
+(model / "config.json").write_text(json.dumps(config, default=str))
+for read in (torch_infini.load, torch_infini.LLM):
+    try:
+        read(model)
+    except ValueError as error:
+        assert "quantization_config.blocksize in" in str(error) and "must be 64, got 32" in str(error), error
+    else:
+        raise AssertionError(read)
+"""
+
+
+def test_add_a_checkpoint_format(tmp_path: Path) -> None:
+    shutil.copytree(
+        ROOT / "torch_infini",
+        tmp_path / "torch_infini",
+        ignore=shutil.ignore_patterns("__pycache__"),
+        copy_function=os.symlink,  # Python takes a module's package from the path of the link
+    )
+    ((name, text),) = blocks("docs/checkpoints.md")
+    assert not (tmp_path / name).exists()
+    (tmp_path / name).write_text(text)
+    command = [sys.executable, "-W", "ignore", "-c", READ, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # Two devices with the host's memory, and with streams that do everything at once.
