@@ -3,9 +3,10 @@
 open_checkpoint reads config, tensors and quantized layers; each format's layout and formula is a class of its own.
 """
 
-from .agreement import Wanted, check_layers, check_tensors, is_derived
+from .agreement import Wanted, check_layers, check_tensors
 from .description import QuantizedLayer, TensorInfo, layers_of
 from .files import files_of, read_header, read_object
+from .fill import Layer, Projection, fill
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
 from .reader import Checkpoint, is_foreign, model_type_of, open_checkpoint
@@ -20,10 +21,12 @@ __all__ = [
     "Wanted",
     "check_layers",
     "check_tensors",
+    "Layer",
+    "Projection",
     "files_of",
+    "fill",
     "find",
     "has_gguf_tokenizer",
-    "is_derived",
     "is_foreign",
     "is_hub_name",
     "layers_of",

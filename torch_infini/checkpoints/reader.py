@@ -5,7 +5,7 @@ Files are memory-mapped; a tensor's pages are dropped again once its layer has b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .agreement import Wanted, check_tensors, is_derived
 from .description import OURS, QuantizedLayer, TensorInfo, layers_of
 from .files import SafetensorsFolder, Source, files_of, read_object
 from .formats import METHODS
@@ -47,17 +48,27 @@ class Checkpoint:
         whole = {f"{name}.weight": TensorInfo(torch.float32, (layer.n, layer.k)) for name, layer in self.layers.items()}
         return {name: info for name, info in self.tensors.items() if name not in stored} | whole
 
-    @property
-    def biases(self) -> set[str]:
-        """The biases that are stored with quantized layers. GPTQ's writers store zeros where the model has none."""
-        return {f"{name}.bias" for name in self.layers} & self.tensors.keys()
+    def check_model(self, where: str, wanted: Mapping[str, Wanted], optional: Callable[[str], bool]) -> None:
+        """Compare the tensors with those of a model, and check the values of scales.
 
-    def check_zeros(self, where: str, biases: Iterable[str]) -> None:
-        """Raise ValueError, which begins with the caller, unless these biases, which the model has not, are zeros."""
-        for name in sorted(biases):
+        Args:
+            where: The caller, which errors begin with.
+            wanted: The tensors of the model without quantized layers, by name.
+            optional: Whether a tensor that the model does not take may be here all the same.
+
+        Raises:
+            ValueError: For tensors that are missing, too many or of other shapes, all of them named; for a bias that
+                the model has not and that is not zeros; or as `check`.
+        """
+        # GPTQ's writers store zeros where the model has no bias.
+        spare = sorted({f"{name}.bias" for name in self.layers} & self.tensors.keys() - wanted.keys())
+        known = lambda name: name in spare or is_derived(name) or optional(name)
+        check_tensors(where, self.path, self.dequantized, wanted, known)
+        for name in spare:
             with self.read(name) as (tensor,):
                 if tensor.any():
                     raise ValueError(f"{where}: {name} must be zeros, for the model has no such bias, got others")
+        self.check()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -97,20 +108,24 @@ class Checkpoint:
                 last, rule, got = fault
                 raise ValueError(f"{NAME}: {name}.{last} must {rule} ({layer.format.name}), got {got}")
 
-    def weight(self, name: str, dtype: torch.dtype) -> LinearWeight:
+    def weight(
+        self, name: str, dtype: torch.dtype, rows: slice = slice(None), columns: slice = slice(None)
+    ) -> LinearWeight:
         """Return the weight of a quantized layer as the ops take it, in memory that may be the file's.
 
         Args:
             name: In `layers`.
             dtype: Of activations, and of the weight where no op takes the layer's integers.
+            rows: Of the weight, that are wanted.
+            columns: Of the weight, that are wanted.
 
         Raises:
-            ValueError: For invalid scales in a GGUF file.
+            ValueError: For invalid scales in a GGUF file, and for columns that cut a group or an act-order.
         """
         layer = self.layers[name]
         try:
             with self._tensors_of(layer) as tensors:
-                return layer.format.weight(tensors, layer.n, layer.k, dtype)
+                return layer.format.weight(tensors, layer.n, layer.k, dtype).cut(rows, columns)
         except ValueError as error:
             raise ValueError(f"{NAME}: {name}, {layer.format.name}: {error}") from error
 

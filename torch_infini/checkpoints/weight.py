@@ -43,6 +43,34 @@ class LinearWeight(NamedTuple):
         assert self.scales is not None
         return 2 * self.weight.shape[1] // self.scales.shape[1]
 
+    def cut(self, rows: slice, columns: slice) -> LinearWeight:
+        """Return some rows and columns, of the same memory; ValueError where ranks cannot share the columns."""
+        scales = None if self.scales is None else self.scales[rows]
+        zeros = None if self.zeros is None else self.zeros[rows]
+        k = self.weight.shape[1] * (2 if self.format == "int4" else 1)
+        first, end, _ = columns.indices(k)
+        if (first, end) == (0, k):
+            return self._replace(weight=self.weight[rows], scales=scales, zeros=zeros)
+        if self.columns is not None:
+            raise ValueError(
+                "tensor_parallel must be 1 for act-order (desc_act), because every rank would need columns of the "
+                f"input that other ranks have, got {k // (end - first)} ranks"
+            )
+        if self.format != "int4":
+            return self._replace(weight=self.weight[rows, columns], scales=scales)
+        if first % self.group or end % self.group:
+            raise ValueError(
+                f"ranks must not cut the groups of {self.group} numbers, got {end - first} columns of each: use "
+                "another tensor_parallel"
+            )
+        groups = slice(first // self.group, end // self.group)
+        assert scales is not None
+        return self._replace(
+            weight=self.weight[rows, first // 2 : end // 2],
+            scales=scales[:, groups],
+            zeros=None if zeros is None else zeros[:, groups],
+        )
+
     def dense(self) -> Tensor:
         """The values [n, k] in float64."""
         if self.format == "dense":

@@ -65,6 +65,14 @@ class Slot(NamedTuple):
     part: Shard | None = None
     dtype: torch.dtype | None = None
 
+    @property
+    def first_row(self) -> int:
+        return 0 if self.part is None else self.part.first_row
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.part is None else self.part.rows
+
     def cut(self, tensor: Tensor) -> Tensor:
         """Return this rank's part of a whole tensor."""
         if self.part is None:

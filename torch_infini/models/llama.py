@@ -329,9 +329,7 @@ class Llama(nn.Module):
             config = _checked(checkpoint)
             dtype = floating(dtype) or config.dtype or torch.float32
             model = cls(config, "dense", dtype, device, tp_group)
-            products = [
-                quantized.Product(product.parent, product.attribute, product.rows()) for product in model._products()
-            ]
+            products = [quantized.Product(one.parent, one.attribute, one.projections()) for one in model._products()]
             quantized.load(model, checkpoint, products, fastest("dense", dtype, device), progress)
         return model
 
@@ -483,15 +481,10 @@ class _Projections(NamedTuple):
         linear: Linear | MergedLinear = getattr(self.parent, self.attribute)
         return linear
 
-    def rows(self) -> list[quantized.Rows]:
-        columns = self.columns
+    def projections(self) -> list[checkpoints.Projection]:
+        columns = slice(self.columns.first, self.columns.first + self.columns.number)
         return [
-            quantized.Rows(
-                f"{self.prefix}{name}",
-                slice(shard.first, shard.first + shard.number),
-                slice(columns.first, columns.first + columns.number),
-                columns.whole,
-            )
+            checkpoints.Projection(f"{self.prefix}{name}", slice(shard.first, shard.first + shard.number), columns)
             for name, shard in self.parts.items()
         ]
 

@@ -1,11 +1,12 @@
 """load: a patched model of transformers from a checkpoint that torch_infini.checkpoints reads.
 
-The model is made on the meta device; each tensor and each quantized layer is read into its place.
+The model is made on the meta device; checkpoints.fill reads each tensor and each quantized layer into its place.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ...checkpoints import (
     Checkpoint,
+    Layer,
     LinearWeight,
+    Projection,
     Wanted,
     check_layers,
-    check_tensors,
+    fill,
     find,
-    is_derived,
     open_checkpoint,
 )
 from .. import apply
@@ -65,7 +67,7 @@ def load(
             model, quantized = converted(path, model.dtype), []
         else:
             check(model, checkpoint)
-            quantized = fill(model, checkpoint)
+            quantized = fill_model(model, checkpoint)
     if (path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
     model.name_or_path = str(path)
@@ -148,13 +150,13 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
     found = checkpoint.dequantized
     parameters = model.named_parameters(remove_duplicate=False)
     wanted = {name: Wanted(tuple(p.shape)) for name, p in parameters if name in found or name not in tied}
-    buffers, spare = {name for name, _ in model.named_buffers()}, checkpoint.biases - wanted.keys()
+    buffers = {name for name, _ in model.named_buffers()}
     ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
 
     def optional(name: str) -> bool:
-        return name in buffers | spare or is_derived(name) or any(pattern.search(name) for pattern in ignored)
+        return name in buffers or any(pattern.search(name) for pattern in ignored)
 
-    check_tensors(NAME, checkpoint.path, found, wanted, optional)
+    checkpoint.check_model(NAME, wanted, optional)
     modules = dict(model.named_modules())
     for name in checkpoint.layers:
         module = modules.get(name)
@@ -162,31 +164,49 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
             raise ValueError(
                 f"{NAME}: {name} in {checkpoint.path} must be a linear layer of the model, got {type(module).__name__}"
             )
-    checkpoint.check_zeros(NAME, spare)
-    checkpoint.check()
 
 
-def fill(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
+class _WholeTensor:
+    """A tensor of the model, as checkpoints.fill takes it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.first_row = tensor, 0
+        self.rows = len(tensor) if tensor.dim() else 1
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def load(self, some: Tensor, first: int) -> None:
+        (self.tensor[first : first + len(some)] if some.dim() else self.tensor).copy_(some)
+
+
+def fill_model(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
     """Read every tensor into the model; return the names of the layers that are quantized."""
     dtype, quantized = model.dtype, []
-    for name, layer in checkpoint.layers.items():
-        module = model.get_submodule(name)
-        if not isinstance(module, nn.Linear):
-            table = torch.empty(layer.n, layer.k, dtype=dtype)
-            for first in range(0, layer.n, 1024):
-                count = min(1024, layer.n - first)
-                table[first : first + count] = checkpoint.dequantize(name, first, count).to(dtype)
-            module.weight = nn.Parameter(table, requires_grad=False)
-        elif install_weight(module, own(checkpoint.weight(name, dtype)), dtype):
+
+    def put(name: str, module: nn.Linear, weights: list[LinearWeight | None]) -> None:
+        assert weights[0] is not None
+        if install_weight(module, own(weights[0]), dtype):
             quantized.append(name)
-        checkpoint.release(name)
-    for name, parameter in list(model.named_parameters()):
-        if parameter.is_meta and name in checkpoint.tensors:
-            with checkpoint.read(name) as (tensor,):
-                put(model, name, tensor.to(parameter.dtype, copy=True))
-    for name in [name for name, buffer in model.named_buffers() if name in checkpoint.tensors]:
-        with checkpoint.read(name) as (tensor,):
-            model.get_buffer(name).copy_(tensor)
+
+    def places() -> dict[str, _WholeTensor]:
+        found = checkpoint.dequantized
+        for name, parameter in list(model.named_parameters()):
+            if parameter.is_meta and name in found:
+                tensors[name] = torch.empty_like(parameter, device="cpu")
+                parent, _, last = name.rpartition(".")
+                model.get_submodule(parent)._parameters[last] = nn.Parameter(tensors[name], requires_grad=False)
+        return {name: _WholeTensor(tensor) for name, tensor in tensors.items() if name in found}
+
+    tensors, whole = dict(model.named_buffers()), slice(None)
+    modules = {name: model.get_submodule(name) for name in checkpoint.layers}
+    layers = [
+        Layer([Projection(name, whole, whole)], partial(put, name, module))
+        for name, module in modules.items()
+        if isinstance(module, nn.Linear)
+    ]
+    for _ in fill(checkpoint, dtype, layers, places):
+        pass
     model.tie_weights()
     return quantized
 
@@ -199,8 +219,3 @@ def own(weight: LinearWeight) -> LinearWeight:
 
     tensors = (weight.weight, weight.scales, weight.zeros, weight.columns)
     return LinearWeight(weight.format, *(copied(tensor) for tensor in tensors))
-
-
-def put(model: nn.Module, name: str, tensor: Tensor) -> None:
-    parent, _, last = name.rpartition(".")
-    model.get_submodule(parent)._parameters[last] = nn.Parameter(tensor, requires_grad=False)
