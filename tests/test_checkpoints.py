@@ -72,6 +72,57 @@ def test_integers_are_not_copied(name: str, tmp_path: Path) -> None:
             assert checkpoint.weight(layer, torch.bfloat16).weight.data_ptr() == tensor.data_ptr()
 
 
+@pytest.mark.parametrize("name", [*CASES, "Q4_0", "Q4_K", "Q6_K", "Q8_0"])
+def test_parts_of_layers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows or columns of one of two ranks: the values of the whole layer there, of half of the bytes."""
+    needs_library(name)
+    path = tmp_path / "model"
+    if name in CASES:
+        write_folder(path, CASES[name])
+    else:
+        pytest.importorskip("gguf")
+        path = tmp_path / "model.gguf"
+        write_gguf(path, lambda module: name)
+    taken: list[int] = []  # bytes that a format makes a weight of
+
+    def counting(original: Any) -> Any:
+        def weight(format: Any, tensors: dict[str, Tensor], n: int, k: int, dtype: torch.dtype) -> Any:
+            taken.append(sum(tensor.nbytes for tensor in tensors.values()))
+            return original(format, tensors, n, k, dtype)
+
+        return weight
+
+    with open_checkpoint(path) as checkpoint:
+        layer = "model.layers.1.mlp.down_proj"
+        kind = type(checkpoint.layers[layer].format)
+        monkeypatch.setattr(kind, "weight", counting(kind.weight))
+        n, k = checkpoint.layers[layer].n, checkpoint.layers[layer].k
+        whole = checkpoint.weight(layer, torch.float32).dense()
+        everything = slice(None)
+        for first in (0, 1):
+            rows, columns = (slice(first * size // 2, (first + 1) * size // 2) for size in (n, k))
+            assert torch.equal(checkpoint.weight(layer, torch.float32, rows=rows).dense(), whole[rows])
+            if "act-order" in name:
+                with pytest.raises(ValueError, match=f"{layer}, gptq: tensor_parallel must be 1 for act-order"):
+                    checkpoint.weight(layer, torch.float32, columns=columns)
+                taken.pop()
+                continue
+            assert torch.equal(checkpoint.weight(layer, torch.float32, everything, columns).dense(), whole[:, columns])
+        assert len(taken) == (3 if "act-order" in name else 5)
+        assert all(0.5 * taken[0] <= part <= 0.53 * taken[0] for part in taken[1:]), taken
+        # Where a word or a block is cut, all of the layer is read.
+        odd = slice(4, 36)
+        assert torch.equal(checkpoint.weight(layer, torch.float32, rows=odd).dense(), whole[odd])
+
+
+def test_ranks_do_not_cut_groups(tmp_path: Path) -> None:
+    write_folder(tmp_path, CASES["awq"])
+    with open_checkpoint(tmp_path) as checkpoint:
+        layer = "model.layers.0.self_attn.q_proj"
+        with pytest.raises(ValueError, match=f"{layer}, awq: ranks must not cut the groups of 64 numbers, got 32 col"):
+            checkpoint.weight(layer, torch.float32, columns=slice(0, 32))
+
+
 def test_gptq_awq_by_the_op(tmp_path: Path) -> None:
     """The op dequantize_awq reads the same tensors."""
     write_folder(tmp_path / "model", CASES["awq"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .formats.mxfp4 import fp4, power_of_two
-from .weight import Expected, LinearWeight, dense_weight, not_finite, pack_nibbles
+from .weight import Dim, Expected, LinearWeight, StoredFormat, dense_weight, not_finite, pack_nibbles, rows_in
 
 
 class Groups(NamedTuple):
@@ -106,7 +106,7 @@ _INT4 = ("Q4_0", "Q4_1", "Q4_K")
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(StoredFormat):
     """A weight in blocks along its rows; the one tensor is called "weight", [n, bytes of a row] uint8.
 
     Attributes:
@@ -127,7 +127,8 @@ class Blocks:
         kind = KINDS[self.kind]
         if k % kind.elements:
             raise ValueError(f"in_features must be a multiple of {kind.elements}, the elements of a block, got {k}")
-        return {"weight": Expected(((n, k // kind.elements * kind.bytes),), (torch.uint8,))}
+        row = Dim(k // kind.elements * kind.bytes, "columns", kind.elements, kind.bytes)
+        return {"weight": Expected(((rows_in(n), row),), (torch.uint8,))}
 
     def small(self) -> tuple[str, ...]:
         return ()  # scales are among the integers: `weight` checks them

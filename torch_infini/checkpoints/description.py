@@ -105,8 +105,8 @@ def checked_layer(name: str, format: StoredFormat, tensors: Mapping[str, TensorI
                 continue
             raise ValueError(f"{NAME}: {name} must have {last}, as {format.name} has, got {', '.join(sorted(found))}")
         info = found[last]
-        if info.shape not in rule.shapes:
-            allowed = " or ".join(str(list(shape)) for shape in rule.shapes)
+        if rule.layout(info.shape) is None:
+            allowed = " or ".join(str([dim.entries for dim in dims]) for dims in rule.layouts)
             raise ValueError(
                 f"{NAME}: {name}.{last} must have shape {allowed} ({format.name}, {n} x {k}), got {list(info.shape)}"
             )

@@ -125,7 +125,11 @@ class Checkpoint:
         layer = self.layers[name]
         try:
             with self._tensors_of(layer) as tensors:
-                return layer.format.weight(tensors, layer.n, layer.k, dtype).cut(rows, columns)
+                part = layer.format.cut(tensors, layer.n, layer.k, rows, columns)
+                if part is None:
+                    return layer.format.weight(tensors, layer.n, layer.k, dtype).cut(rows, columns)
+                n, k = (len(range(size)[of]) for size, of in ((layer.n, rows), (layer.k, columns)))
+                return layer.format.weight(part, n, k, dtype)
         except ValueError as error:
             raise ValueError(f"{NAME}: {name}, {layer.format.name}: {error}") from error
 

@@ -5,8 +5,9 @@ A format turns its tensors into int4 or int8 where that keeps every value, and i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,42 +85,83 @@ class LinearWeight(NamedTuple):
         return weight
 
 
-class Expected(NamedTuple):
-    """What a tensor of a layer must be. A size of -1 may be any.
+class Dim(NamedTuple):
+    """A dimension of a stored tensor.
 
     Attributes:
-        shapes: One of them is the tensor's.
+        entries: How many it has.
+        of: What of the weight they belong to; None: all of it.
+        size: So many rows or columns ...
+        units: ... are in so many entries.
+    """
+
+    entries: int
+    of: Literal["rows", "columns"] | None = None
+    size: int = 1
+    units: int = 1
+
+
+def rows_in(n: int, size: int = 1) -> Dim:
+    """An entry for each `size` of n rows."""
+    return Dim(-(-n // size), "rows" if size < n else None, size)
+
+
+def columns_in(k: int, size: int = 1) -> Dim:
+    """An entry for each `size` of k columns; a size of -1 is all."""
+    return Dim(1) if size == -1 else Dim(-(-k // size), "columns" if size < k else None, size)
+
+
+class Expected(NamedTuple):
+    """What a tensor of a layer must be.
+
+    Attributes:
+        layouts: One of them is the tensor's, by its dimensions.
         dtypes: One of them is the tensor's.
         optional: The tensor may be missing.
     """
 
-    shapes: tuple[tuple[int, ...], ...]
+    layouts: tuple[tuple[Dim, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     optional: bool = False
 
+    def layout(self, shape: Sequence[int]) -> tuple[Dim, ...] | None:
+        """Return the layout of a tensor of this shape."""
+        return next((dims for dims in self.layouts if [dim.entries for dim in dims] == list(shape)), None)
 
-class StoredFormat(Protocol):
+
+class StoredFormat(ABC):
     """How one format stores the weight [n, k] of a linear layer.
 
     Tensors go by the last part of their names: {"qweight": ...}.
     """
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """As errors and reports call it."""
 
+    @property
+    def scales(self) -> str:
+        """The tensor of scales, which must be finite."""
+        return "scales"
+
+    @abstractmethod
     def size(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
         """Return (n, k) of a layer from the shape of the tensor that holds its integers; KeyError without it."""
 
+    @abstractmethod
     def expected(self, n: int, k: int) -> dict[str, Expected]:
         """The tensors of a layer; ValueError for sizes that the format does not have."""
 
     def small(self) -> tuple[str, ...]:
         """The tensors whose values `check` reads."""
+        return (self.scales,)
 
     def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
         """Return (tensor, rule, what came) if values are invalid; `tensors` are those of `small`."""
+        return not_finite(self.scales, tensors[self.scales])
 
+    @abstractmethod
     def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
         """The format's formula: values of `count` rows from a multiple of 32 on, [count, k] in float64."""
 
@@ -127,6 +169,36 @@ class StoredFormat(Protocol):
         """The weight for activations of `dtype`, with every value of the formula: exactly as int8 and int4, rounded
         once to `dtype` as dense.
         """
+        return dense_weight(self, tensors, n, k, dtype)
+
+    def cut(
+        self, tensors: Mapping[str, Tensor], n: int, k: int, rows: slice, columns: slice
+    ) -> dict[str, Tensor] | None:
+        """Return the tensors of some rows and columns as those of a layer in this format, of the same memory.
+
+        None where they would cut a word, a block or an act-order.
+        """
+        wanted = {"rows": rows.indices(n)[:2], "columns": columns.indices(k)[:2]}
+        whole, found = {"rows": n, "columns": k}, {}
+        for last, rule in self.expected(n, k).items():
+            if last not in tensors:
+                continue
+            tensor = tensors[last]
+            for i, dim in enumerate(rule.layout(tensor.shape) or ()):
+                if dim.of is None or wanted[dim.of] == (0, whole[dim.of]):
+                    continue
+                first, end = wanted[dim.of]
+                if first % dim.size or (end % dim.size and end != whole[dim.of]):
+                    return None
+                first, end = (at * dim.units for at in (first // dim.size, -(-end // dim.size)))
+                tensor = tensor.narrow(i, first, end - first)
+            found[last] = tensor
+        try:
+            rules = self.expected(*(end - first for first, end in wanted.values()))
+        except ValueError:
+            return None
+        fits = all(rules[last].layout(tensor.shape) is not None for last, tensor in found.items())
+        return found if fits else None
 
 
 def dense_weight(

@@ -15,13 +15,14 @@ from ..weight import (
     LinearWeight,
     StoredFormat,
     by_group,
+    columns_in,
     dense_weight,
     groups_of,
     int4_group,
     int4_weight,
     nibbles,
-    not_finite,
     pack_nibbles,
+    rows_in,
     whole_words,
 )
 
@@ -30,7 +31,7 @@ _INT32 = (torch.int32,)
 
 
 @dataclass(frozen=True)
-class AWQ:
+class AWQ(StoredFormat):
     """(q - z) * scale; q and z packed along the rows of weight^T [k, n].
 
     Attributes:
@@ -45,18 +46,14 @@ class AWQ:
         return 8 * words, k
 
     def expected(self, n: int, k: int) -> dict[str, Expected]:
-        groups, words = groups_of(k, self.group_size), whole_words("out_features", n, 8)
+        groups_of(k, self.group_size)
+        whole_words("out_features", n, 8)
+        groups = columns_in(k, self.group_size)
         return {
-            "qweight": Expected(((k, words),), _INT32),
-            "qzeros": Expected(((groups, words),), _INT32),
-            "scales": Expected(((groups, n),), FLOATS),
+            "qweight": Expected(((columns_in(k), rows_in(n, 8)),), _INT32),
+            "qzeros": Expected(((groups, rows_in(n, 8)),), _INT32),
+            "scales": Expected(((groups, rows_in(n)),), FLOATS),
         }
-
-    def small(self) -> tuple[str, ...]:
-        return ("scales",)
-
-    def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
-        return not_finite("scales", tensors["scales"])
 
     def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
         count = n if count < 0 else count

@@ -16,18 +16,20 @@ from torch import Tensor
 from ..method import Fields, Method
 from ..weight import (
     FLOATS,
+    Dim,
     Expected,
     LinearWeight,
     StoredFormat,
     by_group,
     by_row,
+    columns_in,
     dense_weight,
     groups_of,
     int4_group,
     int4_weight,
     nibbles,
-    not_finite,
     pack_nibbles,
+    rows_in,
     signed,
     whole_words,
 )
@@ -38,7 +40,7 @@ _INT32 = (torch.int32,)
 
 
 @dataclass(frozen=True)
-class PackQuantized:
+class PackQuantized(StoredFormat):
     """compressed-tensors' pack-quantized: (q - z) * scale; q packed along the rows of the weight, z along its columns.
 
     Attributes:
@@ -53,26 +55,30 @@ class PackQuantized:
     symmetric: bool
     act_order: bool = False
     name: str = "compressed-tensors pack-quantized"
+    scales: str = "weight_scale"
 
     def size(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
         n, words = shapes["weight_packed"]
         return n, words * (32 // self.bits)
 
     def expected(self, n: int, k: int) -> dict[str, Expected]:
-        groups, per_word = groups_of(k, self.group_size), 32 // self.bits
+        groups_of(k, self.group_size)
+        per_word, groups = 32 // self.bits, columns_in(k, self.group_size)
+        whole_words("in_features", k, per_word)
+        indices = Dim(k, "columns", k, k) if self.act_order else columns_in(k)  # act-order cannot be cut
         tensors = {
-            "weight_packed": Expected(((n, whole_words("in_features", k, per_word)),), _INT32),
-            "weight_scale": Expected(((n, groups),), FLOATS),
-            "weight_shape": Expected(((2,),), (torch.int64, torch.int32), optional=True),
-            "weight_g_idx": Expected(((k,),), (torch.int32, torch.int64), optional=not self.act_order),
+            "weight_packed": Expected(((rows_in(n), columns_in(k, per_word)),), _INT32),
+            "weight_scale": Expected(((rows_in(n), groups),), FLOATS),
+            "weight_shape": Expected(((Dim(2),),), (torch.int64, torch.int32), optional=True),
+            "weight_g_idx": Expected(((indices,),), (torch.int32, torch.int64), optional=not self.act_order),
         }
         if not self.symmetric:  # older files have int8 zero points, not packed
-            shapes = ((-(-n // per_word), groups), (n, groups))
-            tensors["weight_zero_point"] = Expected(shapes, (torch.int32, torch.int8))
+            layouts = ((rows_in(n, per_word), groups), (rows_in(n), groups))
+            tensors["weight_zero_point"] = Expected(layouts, (torch.int32, torch.int8))
         return tensors
 
     def small(self) -> tuple[str, ...]:
-        return ("weight_scale", "weight_shape", "weight_g_idx")
+        return (self.scales, "weight_shape", "weight_g_idx")
 
     def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
         shape, index = tensors.get("weight_shape"), tensors.get("weight_g_idx")
@@ -81,7 +87,7 @@ class PackQuantized:
         groups = groups_of(k, self.group_size)
         if index is not None and self.act_order and k and not (int(index.min()) >= 0 and int(index.max()) < groups):
             return "weight_g_idx", f"be from 0 to {groups - 1}", f"{int(index.min())} to {int(index.max())}"
-        return not_finite("weight_scale", tensors["weight_scale"])
+        return super().check(tensors, n, k)
 
     def _zero_points(self, tensors: Mapping[str, Tensor], n: int) -> Tensor | None:
         """[n, groups], from 0 to 2 ** bits - 1; None: all in the middle."""
@@ -119,7 +125,7 @@ class PackQuantized:
 
 
 @dataclass(frozen=True)
-class IntQuantized:
+class IntQuantized(StoredFormat):
     """compressed-tensors' int-quantized: (q - z) * scale, q of int8.
 
     Attributes:
@@ -130,24 +136,23 @@ class IntQuantized:
     group_size: int = -1
     symmetric: bool = True
     name: str = "compressed-tensors int-quantized"
+    scales: str = "weight_scale"
 
     def size(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
         n, k = shapes["weight"]
         return n, k
 
     def expected(self, n: int, k: int) -> dict[str, Expected]:
-        groups = groups_of(k, self.group_size)
-        shapes = ((n, groups), (n,), (1,), ()) if groups == 1 else ((n, groups),)
-        tensors = {"weight": Expected(((n, k),), (torch.int8,)), "weight_scale": Expected(shapes, FLOATS)}
+        layouts: tuple[tuple[Dim, ...], ...] = ((rows_in(n), columns_in(k, self.group_size)),)
+        if groups_of(k, self.group_size) == 1:
+            layouts += ((rows_in(n),), (Dim(1),), ())
+        tensors = {
+            "weight": Expected(((rows_in(n), columns_in(k)),), (torch.int8,)),
+            "weight_scale": Expected(layouts, FLOATS),
+        }
         if not self.symmetric:
-            tensors["weight_zero_point"] = Expected(shapes, (torch.int8,))
+            tensors["weight_zero_point"] = Expected(layouts, (torch.int8,))
         return tensors
-
-    def small(self) -> tuple[str, ...]:
-        return ("weight_scale",)
-
-    def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
-        return not_finite("weight_scale", tensors["weight_scale"])
 
     def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
         rows = slice(first, n if count < 0 else first + count)

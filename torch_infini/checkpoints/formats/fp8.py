@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from ..method import Fields, Method
-from ..weight import FLOATS, Expected, LinearWeight, StoredFormat, by_row, dense_weight, not_finite
+from ..weight import FLOATS, Dim, Expected, StoredFormat, by_row, columns_in, rows_in
 
 
 @dataclass(frozen=True)
-class Float8:
+class Float8(StoredFormat):
     """q * scale, q of float8_e4m3fn: a scale for the tensor, for each row, or for each block.
 
     Attributes:
-        scale: Name of the scales.
+        scales: Their name.
         block: Rows and columns of a block; None: a scale for each row, or one for all.
         name: compressed-tensors float-quantized, fp8 or fbgemm_fp8.
     """
 
-    scale: str = "weight_scale"
+    scales: str = "weight_scale"
     block: tuple[int, int] | None = None
     name: str = "fp8"
 
@@ -34,33 +34,25 @@ class Float8:
         return n, k
 
     def expected(self, n: int, k: int) -> dict[str, Expected]:
-        shapes: tuple[tuple[int, ...], ...] = ((n, 1), (n,), (1,), ())
+        layouts: tuple[tuple[Dim, ...], ...] = ((rows_in(n), Dim(1)), (rows_in(n),), (Dim(1),), ())
         if self.block is not None:
-            shapes = ((-(-n // self.block[0]), -(-k // self.block[1])),)
+            layouts = ((rows_in(n, self.block[0]), columns_in(k, self.block[1])),)
+        one = ((), (Dim(1),))
         return {
-            "weight": Expected(((n, k),), (torch.float8_e4m3fn,)),
-            self.scale: Expected(shapes, FLOATS),
-            "input_scale": Expected(((), (1,)), FLOATS, optional=True),  # of activations, which stay as they are
-            "input_scale_ub": Expected(((), (1,)), FLOATS, optional=True),
+            "weight": Expected(((rows_in(n), columns_in(k)),), (torch.float8_e4m3fn,)),
+            self.scales: Expected(layouts, FLOATS),
+            "input_scale": Expected(one, FLOATS, optional=True),  # of activations, which stay as they are
+            "input_scale_ub": Expected(one, FLOATS, optional=True),
         }
-
-    def small(self) -> tuple[str, ...]:
-        return (self.scale,)
-
-    def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
-        return not_finite(self.scale, tensors[self.scale])
 
     def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
         rows = slice(first, n if count < 0 else first + count)
-        q, scales = tensors["weight"][rows].double(), tensors[self.scale].double()
+        q, scales = tensors["weight"][rows].double(), tensors[self.scales].double()
         if self.block is None:
             return q * by_row(scales, n)[rows]
         height, width = self.block
         row = torch.arange(n)[rows] // height
         return q * scales[row].repeat_interleave(width, 1)[:, :k]
-
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
-        return dense_weight(self, tensors, n, k, dtype)
 
 
 def _parse(fields: Fields) -> Callable[[str], StoredFormat]:

@@ -11,16 +11,18 @@ from torch import Tensor
 from ..method import Fields, Method
 from ..weight import (
     FLOATS,
+    Dim,
     Expected,
     LinearWeight,
     StoredFormat,
+    columns_in,
     dense_weight,
     groups_of,
     int4_group,
     int4_weight,
     nibbles,
-    not_finite,
     pack_nibbles,
+    rows_in,
     signed,
     whole_words,
 )
@@ -29,7 +31,7 @@ _INT32 = (torch.int32,)
 
 
 @dataclass(frozen=True)
-class GPTQ:
+class GPTQ(StoredFormat):
     """(q - z) * scale[g_idx]; q packed along the columns of weight^T [k, n], z along its rows.
 
     Attributes:
@@ -55,13 +57,17 @@ class GPTQ:
         return n, rows * (32 // self.bits)
 
     def expected(self, n: int, k: int) -> dict[str, Expected]:
-        groups, per_word = groups_of(k, self.group_size), 32 // self.bits
-        rows, words = whole_words("in_features", k, per_word), whole_words("out_features", n, per_word)
+        groups_of(k, self.group_size)
+        per_word = 32 // self.bits
+        whole_words("in_features", k, per_word)
+        whole_words("out_features", n, per_word)
+        groups = columns_in(k, self.group_size)
+        indices = Dim(k, "columns", k, k) if self.act_order else columns_in(k)  # act-order cannot be cut
         return {
-            "qweight": Expected(((rows, n),), _INT32),
-            "qzeros": Expected(((groups, words),), _INT32),
-            "scales": Expected(((groups, n),), FLOATS),
-            "g_idx": Expected(((k,),), (torch.int32, torch.int64), optional=not self.act_order),
+            "qweight": Expected(((columns_in(k, per_word), rows_in(n)),), _INT32),
+            "qzeros": Expected(((groups, rows_in(n, per_word)),), _INT32),
+            "scales": Expected(((groups, rows_in(n)),), FLOATS),
+            "g_idx": Expected(((indices,),), (torch.int32, torch.int64), optional=not self.act_order),
         }
 
     def small(self) -> tuple[str, ...]:
@@ -69,7 +75,7 @@ class GPTQ:
 
     def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
         groups = groups_of(k, self.group_size)
-        if fault := not_finite("scales", tensors["scales"]):
+        if fault := super().check(tensors, n, k):
             return fault
         if self.symmetric:
             middle, z = 1 << self.bits - 1, self._zero_points(tensors, 0, n)

@@ -11,30 +11,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..weight import Expected, LinearWeight, by_group, dense_weight, groups_of, whole_words
+from ..weight import Expected, StoredFormat, by_group, columns_in, groups_of, rows_in
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by exponent and mantissa; the fourth bit is the sign
 
 
 @dataclass(frozen=True)
-class MXFP4:
+class MXFP4(StoredFormat):
     """compressed-tensors' mxfp4-pack-quantized: FP4 (E2M1) times a power of two for each 32 columns."""
 
     name: str = "compressed-tensors mxfp4-pack-quantized"
+    scales: str = "weight_scale"
 
     def size(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
         n, pairs = shapes["weight_packed"]
         return n, 2 * pairs
 
     def expected(self, n: int, k: int) -> dict[str, Expected]:
-        groups = groups_of(k, 32)
+        groups_of(k, 32)
         return {
-            "weight_packed": Expected(((n, whole_words("in_features", k, 2)),), (torch.uint8,)),
-            "weight_scale": Expected(((n, groups),), (torch.uint8,)),
+            "weight_packed": Expected(((rows_in(n), columns_in(k, 2)),), (torch.uint8,)),
+            "weight_scale": Expected(((rows_in(n), columns_in(k, 32)),), (torch.uint8,)),
         }
-
-    def small(self) -> tuple[str, ...]:
-        return ("weight_scale",)
 
     def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
         if (tensors["weight_scale"] == 255).any():
@@ -46,9 +44,6 @@ class MXFP4:
         packed, exponents = tensors["weight_packed"][rows], tensors["weight_scale"][rows]
         q = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
         return fp4(q) * by_group(power_of_two(exponents), k)
-
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
-        return dense_weight(self, tensors, n, k, dtype)
 
 
 def fp4(values: Tensor) -> Tensor:
