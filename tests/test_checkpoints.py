@@ -30,7 +30,7 @@ from support.checkpoint_writers import (
     write_folder,
     write_gguf,
 )
-from torch_infini.checkpoints import files_of, open_checkpoint
+from torch_infini.checkpoints import files_of, open_checkpoint, read_tensors, write_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -457,3 +457,26 @@ def test_dense_folder(tmp_path: Path) -> None:
                 assert torch.equal(read, tensor)
                 kept = read
             assert torch.equal(kept, tensor)  # its pages come back
+
+
+def test_tensors_of_a_file(tmp_path: Path) -> None:
+    """Views are written as what they show; what was read stays when its file is written again."""
+    x = torch.randn(6, 4)
+    tensors = {
+        "view": x[2:4],
+        "turned": x.t(),
+        "whole": x,
+        "half": x.bfloat16(),
+        "empty": torch.empty(0, 3),
+        "one": x[0, 0],
+    }
+    path = tmp_path / "some.safetensors"
+    write_tensors(path, tensors)
+    read = dict(read_tensors(path))
+    write_tensors(path, {"view": torch.zeros(1000)})
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert read[name].dtype == tensor.dtype and torch.equal(read[name], tensor), name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"^a_caller: .*some.safetensors must be a whole safetensors file, got: "):
+        dict(read_tensors(path, "a_caller"))

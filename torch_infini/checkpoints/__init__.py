@@ -5,7 +5,7 @@ open_checkpoint reads config, tensors and quantized layers; each format's layout
 
 from .agreement import Wanted, check_layers, check_tensors
 from .description import QuantizedLayer, TensorInfo, layers_of
-from .files import files_of, read_header, read_object
+from .files import files_of, read_header, read_object, read_tensors, write_tensors
 from .fill import Layer, Projection, fill
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
@@ -34,4 +34,6 @@ __all__ = [
     "open_checkpoint",
     "read_header",
     "read_object",
+    "read_tensors",
+    "write_tensors",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -112,23 +113,24 @@ class SafetensorsFolder:
 
     Args:
         files: Shards, or the one file.
+        where: The caller, which errors begin with.
 
     Raises:
         ValueError: For a file that is cut off or has a dtype that torch does not have.
     """
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, files: list[Path], where: str = NAME) -> None:
         self.tensors: dict[str, TensorInfo] = {}
         self._places: dict[str, tuple[MappedFile, int, int]] = {}
         for path in files:
-            self._add(path)
+            self._add(path, where)
 
-    def _add(self, path: Path) -> None:
-        stored = read_header(path)
+    def _add(self, path: Path, where: str) -> None:
+        stored = read_header(path, where)
         try:
             file = MappedFile(path)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{NAME}: {path} must be a whole safetensors file, got: {error}") from error
+            raise ValueError(f"{where}: {path} must be a whole safetensors file, got: {error}") from error
         for name, (info, begin, end) in stored.items():
             self.tensors[name] = info
             self._places[name] = file, begin, end - begin
@@ -143,6 +145,25 @@ class SafetensorsFolder:
 
     def close(self) -> None:
         self._places.clear()
+
+
+def read_tensors(path: Path, where: str = NAME) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a safetensors file and their names, in memory of their own; errors as read_header."""
+    file = SafetensorsFolder([path], where)
+    for name in file.tensors:
+        yield name, file.read(name).clone()
+        file.release(name)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file. Views, which its format does not know, are copied."""
+    from safetensors.torch import save_file
+
+    whole = {}
+    for name, tensor in tensors.items():
+        is_view = not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes
+        whole[name] = tensor.clone(memory_format=torch.contiguous_format) if is_view else tensor
+    save_file(whole, path, metadata={"format": "pt"})  # without which transformers refuses it
 
 
 def files_of(folder: Path, where: str = NAME) -> list[Path]:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from ...checkpoints import TensorInfo
+from ...checkpoints import TensorInfo, read_tensors
 from .. import apply
 from ..decoder import is_decoder
 from ..layers.quantized_linear import WeightPlan, empty_buffers, install
@@ -120,11 +119,9 @@ def finish(
             if name not in buffers or buffers[name].shape != stored.shape:
                 got = f"{list(stored.shape)}" if name in buffers else "no such buffer"
                 raise invalid(BUFFERS, name, "have the shape of the model's buffer", got)
-        with safe_open(folder / BUFFERS, "pt") as source:
-            for name in header:
-                parent, _, last = name.rpartition(".")
-                old = model.get_submodule(parent)._buffers
-                old[last] = source.get_tensor(name).to(buffers[name].device)
+        for name, tensor in read_tensors(folder / BUFFERS, LOAD):
+            parent, _, last = name.rpartition(".")
+            model.get_submodule(parent)._buffers[last] = tensor.to(buffers[name].device)
     for name in quantized:
         vars(model.get_submodule(name)).pop("_is_hf_initialized", None)
     model.eval()
@@ -211,8 +208,7 @@ def fill(
     loaded: dict[str, Tensor] = {}
     for file, have in files.items():
         if have:
-            with as_value_error(file, "be a whole safetensors file"), safe_open(folder / file, "pt") as source:
-                loaded |= {name: source.get_tensor(name) for name in have}
+            loaded |= read_tensors(folder / file, LOAD)
     parameters: dict[str, nn.Parameter] = {}
     for name in wanted:
         parent, _, last = name.rpartition(".")

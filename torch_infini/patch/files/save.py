@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from ...checkpoints import read_header, write_tensors
 from .. import apply
 from ..layers.quantized_linear import QuantizedLinear, is_own
 from ..shares import local
@@ -76,10 +75,9 @@ def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
         write_quantized(model, folder, kept, options)
     else:
         model.save_pretrained(folder, state_dict=kept, max_shard_size="1000TB")
-    with safe_open(folder / TENSORS, "pt") as written:
-        converted = not set(written.keys()) <= everything.keys() | {f"{name}.weight" for name in quantized}
-    buffers = {name: everything[name].contiguous().clone() for name in non_persistent_buffers(model)}
-    save_file(buffers, folder / BUFFERS, metadata={"format": "pt"})
+    written = read_header(folder / TENSORS).keys()
+    converted = not written <= everything.keys() | {f"{name}.weight" for name in quantized}
+    write_tensors(folder / BUFFERS, {name: everything[name].clone() for name in non_persistent_buffers(model)})
     description = {"format": FORMAT, "class": type(model).__name__, "converted": converted, **options}
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
     if tokenizer is not None:
@@ -119,11 +117,9 @@ def write_quantized(model: PreTrainedModel, folder: Path, state: dict[str, Tenso
     for name, tensor in state.items():
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if names.setdefault(key, name) == name or not tensor.numel():  # else from_pretrained ties it
-            # save_file rejects views of shared memory.
-            whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-            tensors[name] = tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+            tensors[name] = tensor
     tensors |= {f"{name}.weight": torch.empty(0, dtype=model.dtype) for name in options[QUANTIZED]}
-    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    write_tensors(folder / TENSORS, tensors)
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)
 
 
