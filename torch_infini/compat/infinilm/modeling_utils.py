@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...checkpoints import files_of, read_object
+from ...checkpoints import files_of, read_header, read_object, read_tensors
 from .. import infinicore
 from .convert import as_dtype
 from .inference import InferEngine
@@ -59,10 +59,9 @@ def get_model_state_dict(model_path: str | Path, device: Any = None, dtype: Any 
     wanted = None if dtype is None else as_dtype(f"{_NAME}.get_model_state_dict", dtype)
     state: dict[str, infinicore.Tensor] = {}
     for file in files_of(Path(model_path)):
-        with _opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                tensor = infinicore.from_torch(_converted(tensors.get_tensor(name), wanted))
-                state[name] = tensor if device is None else tensor.to(device)
+        for name, data in read_tensors(file, _NAME):
+            tensor = infinicore.from_torch(_converted(data, wanted))
+            state[name] = tensor if device is None else tensor.to(device)
     if _is_tied(Path(model_path), state):
         state["lm_head.weight"] = state[_EMBEDDING]
     return state
@@ -100,31 +99,23 @@ def _load(where: str, model: Any, folder: Path, dtype: Any, whole_files: bool) -
     devices = {name: tensor.device for name, tensor in model.state_dict().items()}
     held: set[str] = set()
     for file in files:
-        with _opened(file) as tensors:
-            held.update(name for name in tensors.keys() if not name.endswith(".rotary_emb.inv_freq"))  # noqa: SIM118
+        held.update(name for name in read_header(file, _NAME) if not name.endswith(".rotary_emb.inv_freq"))
     tied = _is_tied(folder, held) and "lm_head.weight" in devices
     check_parameters(devices, held | {"lm_head.weight"} if tied else held)
     for file in files:
-        with _opened(file) as tensors:
-            names = [name for name in tensors.keys() if name in devices]  # noqa: SIM118
-            for some in [names] if whole_files else [[name] for name in names]:
-                state = {}
-                for name in some:
-                    tensor = infinicore.from_torch(_converted(tensors.get_tensor(name), wanted))
-                    state[name] = tensor.to(devices[name])
-                    if tied and name == _EMBEDDING:
-                        state["lm_head.weight"] = tensor.to(devices["lm_head.weight"])
+        state: dict[str, infinicore.Tensor] = {}
+        for name, data in read_tensors(file, _NAME):
+            if name not in devices:
+                continue
+            tensor = infinicore.from_torch(_converted(data, wanted))
+            state[name] = tensor.to(devices[name])
+            if tied and name == _EMBEDDING:
+                state["lm_head.weight"] = tensor.to(devices["lm_head.weight"])
+            if not whole_files:
                 model.load_state_dict(state, strict=False)
-
-
-def _opened(file: Path) -> Any:
-    """A safetensors file; ValueError for one that is corrupt."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        return safe_open(file, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{_NAME}: {file} must be a whole safetensors file, got: {error}") from error
+                state = {}
+        if state:
+            model.load_state_dict(state, strict=False)
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
