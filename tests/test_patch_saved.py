@@ -485,11 +485,11 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
     "zero heads": (set_field(CONFIG, "num_attention_heads", to=0), WRONG, "config.json must describe"),
     "layers text": (set_field(CONFIG, "num_hidden_layers", to="2"), WRONG, "config.json must describe"),
     "10^12 layers": (set_field(CONFIG, "num_hidden_layers", to=10**12), WRONG, "num_hidden_layers in config.json"),
-    "three layers": (set_field(CONFIG, "num_hidden_layers", to=3), WRONG, "model.safetensors does not fit the model"),
-    "10^9 wide": (set_field(CONFIG, "hidden_size", to=2**30), WRONG, "model.safetensors does not fit the model"),
-    "10^12 words": (set_field(CONFIG, "vocab_size", to=10**12), WRONG, "model.safetensors does not fit the model"),
+    "three layers": (set_field(CONFIG, "num_hidden_layers", to=3), WRONG, "must be those of its config.json, got "),
+    "10^9 wide": (set_field(CONFIG, "hidden_size", to=2**30), WRONG, "must be those of its config.json, got "),
+    "10^12 words": (set_field(CONFIG, "vocab_size", to=10**12), WRONG, "must be those of its config.json, got "),
     "overflow": (set_field(CONFIG, "vocab_size", to=10**18), WRONG, "config.json must describe"),
-    "10^11 head": (set_field(CONFIG, "head_dim", to=10**11), WRONG, "model.safetensors does not fit the model"),
+    "10^11 head": (set_field(CONFIG, "head_dim", to=10**11), WRONG, "must be those of its config.json, got "),
     "infinity": (write(CONFIG, b'{"model_type": "llama", "num_hidden_layers": Infinity}'), WRONG, "num_hidden_layers"),
     "elsewhere": (
         set_field(CONFIG, "transformers_weights", to="../other"),
@@ -557,9 +557,13 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
     "group 32": (
         both("quantized", UP, "group", to=32),
         WRONG,
-        f"{UP}.weight_scales has shape [128, 1], wanted [128, 2]",
+        f"{UP}.weight_scales must have shape [128, 2], got [128, 1]",
     ),
-    "as int8": (both("quantized", UP, to={"format": "int8", "group": 0}), WRONG, "model.safetensors does not fit"),
+    "as int8": (
+        both("quantized", UP, to={"format": "int8", "group": 0}),
+        WRONG,
+        "must be those of its config.json, got ",
+    ),
     "only text": (both("only", to="lm_head"), WRONG, "only in torch_infini.json must be a list of patterns"),
     "skip null": (both("skip", to=None), WRONG, "skip in torch_infini.json must be a list of patterns"),
     "skip numbers": (both("skip", to=[1]), WRONG, "skip in torch_infini.json must be a list of patterns"),
@@ -572,15 +576,23 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
     "few bytes": (write(TENSORS, b"\x07\x00"), WRONG, "model.safetensors must be a whole safetensors file"),
     "huge header": (write(TENSORS, b"\xff" * 64), WRONG, "model.safetensors must be a whole safetensors file"),
     "pickle": (write(TENSORS, b"\x80\x02cos\nsystem\n."), WRONG, "model.safetensors must be a whole safetensors file"),
-    "missing tensor": (tensor(f"{UP}.weight_zeros", None), WRONG, f"{UP}.weight_zeros is missing"),
-    "extra tensor": (tensor("../../x", torch.ones(2)), WRONG, "../../x is not the model's"),
-    "wrong shape": (tensor("model.norm.weight", torch.ones(3)), WRONG, "model.norm.weight has shape [3], wanted [64]"),
-    "scalar": (tensor("model.norm.weight", torch.tensor(1.0)), WRONG, "model.norm.weight has shape [], wanted [64]"),
-    "wrong dtype": (tensor("model.norm.weight", torch.ones(64).int()), WRONG, "norm.weight is int32, wanted float32"),
+    "missing tensor": (tensor(f"{UP}.weight_zeros", None), WRONG, f"missing: {UP}.weight_zeros"),
+    "extra tensor": (tensor("../../x", torch.ones(2)), WRONG, "surplus: ../../x"),
+    "wrong shape": (
+        tensor("model.norm.weight", torch.ones(3)),
+        WRONG,
+        "model.norm.weight must have shape [64], got [3]",
+    ),
+    "scalar": (tensor("model.norm.weight", torch.tensor(1.0)), WRONG, "model.norm.weight must have shape [64], got []"),
+    "wrong dtype": (
+        tensor("model.norm.weight", torch.ones(64).int()),
+        WRONG,
+        "norm.weight must be of a floating dtype of 16 bits or more, got int32",
+    ),
     "float integers": (
         tensor(f"{UP}.weight_integers", torch.zeros(128, 32)),
         WRONG,
-        f"{UP}.weight_integers is float32, wanted uint8",
+        f"{UP}.weight_integers must be uint8, got float32",
     ),
     "float8": (
         tensor("model.norm.weight", torch.ones(64).to(torch.float8_e4m3fn)),
@@ -592,19 +604,19 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
     "other buffers": (
         tensor("model.rotary_emb.inv_freq", torch.ones(3), BUFFERS),
         WRONG,
-        "torch_infini.safetensors does not fit the model: model.rotary_emb.inv_freq has shape [3], wanted [8]",
+        "must be those of its config.json, got model.rotary_emb.inv_freq must have shape [8], got [3]",
     ),
     "missing buffer": (
         tensor("model.rotary_emb.inv_freq", None, BUFFERS),
         WRONG,
-        "torch_infini.safetensors does not fit the model: model.rotary_emb.inv_freq is missing",
+        "must be those of its config.json, got missing: model.rotary_emb.inv_freq",
     ),
     "garbage generation": (write("generation_config.json", b"{"), WRONG, "generation_config.json must be"),
     # Format 1
     "alias to nothing": (
         older(set_field(DESCRIPTION, "aliases", "lm_head.weight", to="nothing")),
         WRONG,
-        "lm_head.weight is missing",
+        "missing: nothing",
     ),
     "alias in a circle": (
         older(
@@ -674,13 +686,13 @@ def test_tampered(good: Path, tmp_path: Path, name: str) -> None:
 
 TAMPERED_TABLE4: dict[str, tuple[Change, str]] = {
     "group": (both("quantized", UP, "group", to=64), "must have group 0 for table4, got 64"),
-    "as int4": (both("quantized", UP, to={"format": "int4", "group": 64}), f"{UP}.weight_zeros is missing"),
+    "as int4": (both("quantized", UP, to={"format": "int4", "group": 64}), f"missing: {UP}.weight_zeros"),
     "panels": (
         tensor(f"{UP}.weight_integers", torch.zeros(7, 1, 576, dtype=torch.uint8)),
-        f"{UP}.weight_integers has shape [7, 1, 576], wanted [8, 1, 576]",
+        f"{UP}.weight_integers must have shape [8, 1, 576], got [7, 1, 576]",
     ),
-    "rows": (tensor(f"{UP}.weight_scales", torch.ones(127)), f"{UP}.weight_scales has shape [127], wanted [128]"),
-    "no scales": (tensor(f"{UP}.weight_scales", None), f"{UP}.weight_scales is missing"),
+    "rows": (tensor(f"{UP}.weight_scales", torch.ones(127)), f"{UP}.weight_scales must have shape [128], got [127]"),
+    "no scales": (tensor(f"{UP}.weight_scales", None), f"missing: {UP}.weight_scales"),
 }
 
 

@@ -680,16 +680,18 @@ def test_load_errors(tmp_path: Path) -> None:
     good, tensors = description.read_text(), load_file(file)
     name = "model.layers.0.mlp.up_proj.weight_integers"
     changes = {
-        f"{name} is missing": {key: value for key, value in tensors.items() if key != name},
-        "extra is not the model's": {**tensors, "extra": torch.zeros(2)},
-        f"{name} has shape [3], wanted [128, 64]": {**tensors, name: torch.zeros(3, dtype=torch.int8)},
-        f"{name} is float32, wanted int8": {**tensors, name: tensors[name].float()},
+        f"missing: {name}": {key: value for key, value in tensors.items() if key != name},
+        "surplus: extra": {**tensors, "extra": torch.zeros(2)},
+        f"{name} must have shape [128, 64], got [3]": {**tensors, name: torch.zeros(3, dtype=torch.int8)},
+        f"{name} must be int8, got float32": {**tensors, name: tensors[name].float()},
     }
     for message, changed in changes.items():
         save_file(changed, file)
         with pytest.raises(ValueError) as caught:
             load_patched(tmp_path)
-        assert str(caught.value) == f"torch_infini.load_patched: model.safetensors does not fit the model: {message}"
+        assert str(caught.value) == (
+            f"torch_infini.load_patched: the tensors in {tmp_path} must be those of its config.json, got {message}"
+        )
     save_file(tensors, file)
     description.write_text(json.dumps({**json.loads(good), "format": 3}))
     with pytest.raises(ValueError, match="format in torch_infini.json must be 1 or 2, got 3"):

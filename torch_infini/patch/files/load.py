@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from ...checkpoints import TensorInfo, read_tensors
+from ...checkpoints import TensorInfo, Wanted, check_tensors, read_tensors
 from .. import apply
 from ..decoder import is_decoder
 from ..layers.quantized_linear import WeightPlan, empty_buffers, install
@@ -32,10 +32,8 @@ from .folder import (
     as_value_error,
     header_of,
     invalid,
-    non_persistent_buffers,
     read_config,
     read_description,
-    shown,
 )
 
 SMALL_BYTES = 1 << 20  # buffers up to this size are allowed without a tensor in the files
@@ -164,12 +162,8 @@ def load_by_transformers(folder: Path, description: FolderDescription) -> PreTra
     faults = [f"{name} is missing" for name in sorted(info["missing_keys"])]
     faults += [f"{name} is not the model's" for name in sorted(info["unexpected_keys"])]
     if faults:
-        raise mismatch(TENSORS, faults)
+        raise ValueError(f"{LOAD}: {TENSORS} does not fit the model: {'; '.join(faults[:5])}")
     return model
-
-
-def mismatch(file: str, faults: list[str]) -> ValueError:
-    return ValueError(f"{LOAD}: {file} does not fit the model: {'; '.join(faults[:5])}")
 
 
 def fill(
@@ -188,27 +182,14 @@ def fill(
     empty = {f"{name}.weight" for name in description.quantized}  # written for other readers
     header = {name: stored for name, stored in header.items() if name not in empty or stored.shape != (0,)}
     source_of = stored_names(model, description, header)
-    where = {source_of(name): TENSORS for name in wanted}
-    if description.format != 1:
-        where |= dict.fromkeys(non_persistent_buffers(model), BUFFERS)
-    files = {TENSORS: header, BUFFERS: extra}
-    for file, have in files.items():
-        mine = [name for name in wanted if where[source_of(name)] == file]
-        names = {source_of(name) for name in mine}
-        faults = [f"{name} is missing" for name in mine if source_of(name) not in have]
-        faults += [f"{name} is not the model's" for name in sorted(have.keys() - names)]
-        for name in mine if not faults else ():
-            stored, like = have[source_of(name)], wanted[name]
-            if stored.shape != tuple(like.shape):
-                faults.append(f"{name} has shape {list(stored.shape)}, wanted {list(like.shape)}")
-            elif stored.dtype != like.dtype and not (stored.dtype.is_floating_point and like.is_floating_point()):
-                faults.append(f"{name} is {shown(stored.dtype)}, wanted {shown(like.dtype)}")
-        if faults:
-            raise mismatch(file, faults)
-    loaded: dict[str, Tensor] = {}
-    for file, have in files.items():
-        if have:
-            loaded |= read_tensors(folder / file, LOAD)
+    tensors = {
+        source_of(name): Wanted(tuple(like.shape), None if like.is_floating_point() else like.dtype)
+        for name, like in wanted.items()
+    }
+    check_tensors(LOAD, folder, header | extra, tensors, lambda name: False)
+    loaded = {name: tensor for name, tensor in read_tensors(folder / TENSORS, LOAD) if name in header}
+    if extra:
+        loaded |= read_tensors(folder / BUFFERS, LOAD)
     parameters: dict[str, nn.Parameter] = {}
     for name in wanted:
         parent, _, last = name.rpartition(".")
