@@ -10,11 +10,13 @@ from .fill import Layer, Projection, fill
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
 from .reader import Checkpoint, is_foreign, model_type_of, open_checkpoint
+from .saved import StoredLayer, saved_layers
 from .weight import LinearWeight, StoredFormat
 
 __all__ = [
     "Checkpoint",
     "StoredFormat",
+    "StoredLayer",
     "QuantizedLayer",
     "LinearWeight",
     "TensorInfo",
@@ -35,5 +37,6 @@ __all__ = [
     "read_header",
     "read_object",
     "read_tensors",
+    "saved_layers",
     "write_tensors",
 ]

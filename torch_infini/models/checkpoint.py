@@ -22,8 +22,18 @@ import torch
 from torch import Tensor
 
 from .._core.devices import on_cpu
-from ..checkpoints import TensorInfo, Wanted, check_layers, check_tensors, files_of, read_header, read_object
-from ..weights import FORMATS, respelled
+from ..checkpoints import (
+    StoredLayer,
+    TensorInfo,
+    Wanted,
+    check_layers,
+    check_tensors,
+    files_of,
+    read_header,
+    read_object,
+    saved_layers,
+)
+from ..weights import respelled
 
 _NAME = "torch_infini.models.load_checkpoint"
 # Bytes that a thread reads at a time: several of the large pages that reading allocates.
@@ -269,13 +279,6 @@ def follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> Non
             print(line, end=end, file=sys.stderr, flush=True)
 
 
-class StoredLayer(NamedTuple):
-    """The format in which a checkpoint stores a linear layer, and its group size (0 where a format has one only)."""
-
-    format: str
-    group: int
-
-
 def stored_layers(folder: str | Path) -> dict[str, StoredLayer]:
     """Return the layers that torch_infini.save_patched stored as integers, by name; none for other folders.
 
@@ -285,16 +288,4 @@ def stored_layers(folder: str | Path) -> dict[str, StoredLayer]:
     entry = read_object(Path(folder) / "config.json", _NAME).get("quantization_config")
     if not isinstance(entry, dict) or entry.get("quant_method") != "torch_infini":
         return {}
-    layers = respelled(entry).get("quantized")
-    stored: dict[str, StoredLayer] = {}
-    for name, layer in layers.items() if isinstance(layers, dict) else [("", layers)]:
-        kind = (layer.get("format"), layer.get("group")) if isinstance(layer, dict) else None
-        known = [StoredLayer(one.name, group) for one in FORMATS.values() for group in one.groups]
-        if kind not in known:
-            rule = ", or ".join(f"format {one.format} and group {one.group}" for one in known)
-            raise ValueError(
-                f"{_NAME}: quantization_config.quantized in {folder}/config.json must have {rule}, for each layer, got "
-                f"{layer!r} for {name!r}"
-            )
-        stored[name] = known[known.index(kind)]
-    return stored
+    return saved_layers(respelled(entry).get("quantized"), f"{folder}/config.json", _NAME)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import checkpoints
 from .._core.dtypes import floating
+from ..checkpoints import StoredLayer
 from ..distributed import TPGroup
 from ..nn import (
     Attention,
@@ -34,7 +35,7 @@ from ..nn.cache import token_bytes
 from ..nn.linear import fastest, rows_of
 from ..weights import FORMATS, Format, TensorSpec, best
 from . import cache, quantized
-from .checkpoint import Shard, Slot, StoredLayer, check_sizes, digest_of, load_checkpoint, stored_layers
+from .checkpoint import Shard, Slot, check_sizes, digest_of, load_checkpoint, stored_layers
 from .config import LlamaConfig
 
 # What older checkpoints hold beside the parameters: frequencies that follow from the config.

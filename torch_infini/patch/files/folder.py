@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..._core.dtypes import SAFETENSORS_DTYPES
-from ...checkpoints import TensorInfo, read_header, read_object
-from ...weights import FORMATS, respelled
+from ...checkpoints import StoredLayer, TensorInfo, read_header, read_object, saved_layers
+from ...weights import respelled
 
 CONFIG, TENSORS, DESCRIPTION, GENERATION = (
     "config.json",
@@ -61,7 +61,7 @@ class FolderDescription(NamedTuple):
     format: int
     cls: type[PreTrainedModel]
     dtype: torch.dtype
-    quantized: dict[str, dict[str, Any]]
+    quantized: dict[str, StoredLayer]
     aliases: dict[str, str]  # of format 1: for names of shared tensors, the name in the file
     converted: bool  # whether transformers stores tensors in another form than in the model
     only: list[str] | None
@@ -98,21 +98,6 @@ def header_of(folder: Path, file: str) -> dict[str, TensorInfo]:
         if info.dtype not in SAFETENSORS_DTYPES.values():
             raise invalid(file, name, f"be of one of the dtypes {', '.join(SAFETENSORS_DTYPES)}", shown(info.dtype))
     return header
-
-
-def checked_layers(value: Any, file: str, where: str = LOAD) -> dict[str, dict[str, Any]]:
-    """Check the field of the quantized layers: {name: {"format": of torch_infini.weights, "group": one of its}}."""
-    if not isinstance(value, dict):
-        raise invalid(file, QUANTIZED, "be an object of layers", value, where)
-    for name, layer in value.items():
-        format = FORMATS.get(str(layer.get("format"))) if isinstance(layer, dict) else None
-        if format is None:
-            rule = f"be an object with format {' or '.join(map(repr, FORMATS))}"
-            raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, layer, where)
-        if type(layer.get("group")) is not int or layer["group"] not in format.groups:
-            rule = f"have group {' or '.join(map(str, format.groups))} for {format.name}"
-            raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, layer.get("group"), where)
-    return value
 
 
 def checked_patterns(value: Any, file: str, field: str, where: str = LOAD) -> list[str]:
@@ -157,7 +142,7 @@ def read_description(folder: Path) -> FolderDescription:
         format,
         class_of(value["class"]),
         dtype,
-        checked_layers(value[QUANTIZED], DESCRIPTION),
+        saved_layers(value[QUANTIZED], DESCRIPTION, LOAD),
         aliases,
         converted,
         None if value["only"] is None else checked_patterns(value["only"], DESCRIPTION, "only"),
@@ -193,7 +178,8 @@ def read_config(folder: Path, description: FolderDescription, header: Mapping[st
                 raise invalid(CONFIG, field, f"be at most {limit}, the number of {what} in {TENSORS}", value)
     quantization = values.pop("quantization_config", None)
     if description.format != 1 and description.quantized:
-        expected = {QUANTIZED: description.quantized, "only": description.only, "skip": description.skip}
+        layers = {name: layer._asdict() for name, layer in description.quantized.items()}
+        expected = {QUANTIZED: layers, "only": description.only, "skip": description.skip}
         stored = respelled(quantization) if isinstance(quantization, dict) else quantization
         got = {name: stored.get(name) for name in expected} if isinstance(stored, dict) else stored
         if got != expected:

@@ -74,6 +74,7 @@ class Quantizer(HfQuantizer):
         """Keep the dtype of every tensor in the file."""
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
+        from ...checkpoints import saved_layers
         from . import folder, load
 
         files, config = kwargs.get("checkpoint_files") or (), self.quantization_config
@@ -81,7 +82,7 @@ class Quantizer(HfQuantizer):
         stored = getattr(torch, str(config.dtype), None)
         if not isinstance(stored, torch.dtype) or stored not in SAFETENSORS_DTYPES.values():
             raise folder.invalid(folder.CONFIG, "quantization_config.dtype", "be a dtype", config.dtype, WHERE)
-        layers = folder.checked_layers(config.quantized, folder.CONFIG, WHERE)
+        layers = saved_layers(config.quantized, folder.CONFIG, WHERE)
         for field in ("only", "skip") if config.only is not None else ("skip",):
             folder.checked_patterns(getattr(config, field), folder.CONFIG, field, WHERE)
         self.stored = stored

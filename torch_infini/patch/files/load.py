@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from ...checkpoints import TensorInfo, Wanted, check_tensors, read_tensors
+from ...checkpoints import StoredLayer, TensorInfo, Wanted, check_tensors, read_tensors
 from .. import apply
 from ..decoder import is_decoder
 from ..layers.quantized_linear import WeightPlan, empty_buffers, install
@@ -75,7 +75,7 @@ def on_meta(config: Any, description: FolderDescription) -> PreTrainedModel:
 
 
 def install_all(
-    model: PreTrainedModel, quantized: Mapping[str, Mapping[str, Any]], dtype: torch.dtype, file: str, where: str
+    model: PreTrainedModel, quantized: Mapping[str, StoredLayer], dtype: torch.dtype, file: str, where: str
 ) -> None:
     """Turn linear layers into quantized layers on the meta device, to be loaded later.
 
@@ -88,11 +88,10 @@ def install_all(
         if type(module) is not nn.Linear:
             got = "no such module" if module is None else f"a {type(module).__name__}"
             raise invalid(file, f"{QUANTIZED}[{name!r}]", "name a torch.nn.Linear of the model", got, where)
-        group = layer["group"]
-        if group and module.in_features % group:
+        if layer.group and module.in_features % layer.group:
             rule = f"have a group that divides the layer's {module.in_features} columns"
-            raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, group, where)
-        plan = WeightPlan(layer["format"], group, dtype)
+            raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, layer.group, where)
+        plan = WeightPlan(layer.format, layer.group, dtype)
         install(module, plan, empty_buffers(module, plan))
         vars(module)["_is_hf_initialized"] = True  # else from_pretrained would initialize the weight
     weights = {f"{name}.weight" for name in quantized}
