@@ -110,6 +110,15 @@ def test_parts_of_layers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert torch.equal(checkpoint.weight(layer, torch.float32, everything, columns).dense(), whole[:, columns])
         assert len(taken) == (3 if "act-order" in name else 5)
         assert all(0.5 * taken[0] <= part <= 0.53 * taken[0] for part in taken[1:]), taken
+        # q has its rows in another order in GGUF files, and is cut at heads.
+        q = "model.layers.1.self_attn.q_proj"
+        taken.clear()
+        queries = checkpoint.weight(q, torch.float32).dense()
+        assert torch.equal(checkpoint.weight(q, torch.float32, rows=slice(128, 256)).dense(), queries[128:])
+        assert taken[1] <= 0.53 * taken[0]
+        names = checkpoint.layers[q].names.values()  # read twice in one place: in the file's memory
+        with checkpoint.read(*names) as once, checkpoint.read(*names) as again:
+            assert [tensor.data_ptr() for tensor in once] == [tensor.data_ptr() for tensor in again]
         # Where a word or a block is cut, all of the layer is read.
         odd = slice(4, 36)
         assert torch.equal(checkpoint.weight(layer, torch.float32, rows=odd).dense(), whole[odd])

@@ -83,6 +83,11 @@ def mxfp4(blocks: Tensor) -> Tensor:
     return fp4(two_halves(blocks[..., 1:17])) * power_of_two(blocks[..., :1])
 
 
+def interleaved(n: int, head: int) -> Tensor:
+    """Where each of n rows is in a file whose heads of `head` rows have rows 0, half, 1, half + 1 ..."""
+    return torch.arange(n).unflatten(0, (-1, head // 2, 2)).transpose(1, 2).flatten()
+
+
 class BlockFormat(NamedTuple):
     """A block format: elements and bytes of a block, its values, and where half precision scales are."""
 
@@ -111,9 +116,11 @@ class Blocks(StoredFormat):
 
     Attributes:
         kind: In KINDS.
+        head: Rows of a head, which are interleaved in the file (interleaved); 0: they are not.
     """
 
     kind: str
+    head: int = 0
 
     @property
     def name(self) -> str:
@@ -128,7 +135,8 @@ class Blocks(StoredFormat):
         if k % kind.elements:
             raise ValueError(f"in_features must be a multiple of {kind.elements}, the elements of a block, got {k}")
         row = Dim(k // kind.elements * kind.bytes, "columns", kind.elements, kind.bytes)
-        return {"weight": Expected(((rows_in(n), row),), (torch.uint8,))}
+        rows = Dim(n, "rows", self.head, self.head) if self.head else rows_in(n)
+        return {"weight": Expected(((rows, row),), (torch.uint8,))}
 
     def small(self) -> tuple[str, ...]:
         return ()  # scales are among the integers: `weight` checks them
@@ -139,7 +147,9 @@ class Blocks(StoredFormat):
     def _blocks(self, tensors: Mapping[str, Tensor], rows: slice) -> Tensor:
         """[rows, blocks, bytes]; ValueError for scales that are not finite."""
         kind = KINDS[self.kind]
-        blocks = tensors["weight"][rows].unflatten(1, (-1, kind.bytes))
+        weight = tensors["weight"]
+        weight = weight[interleaved(len(weight), self.head)[rows] if self.head else rows]
+        blocks = weight.unflatten(1, (-1, kind.bytes))
         for at in kind.scales:
             if fault := not_finite("scales", half(blocks, at)):
                 raise ValueError(f"the {fault[0]} must {fault[1]}, got {fault[2]} (row, block)")

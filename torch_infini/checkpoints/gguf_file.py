@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .blocks import KINDS, Blocks
+from .blocks import KINDS, Blocks, interleaved
 from .description import QuantizedLayer, TensorInfo, checked_layer
 from .files import MappedFile
 from .method import NAME
@@ -97,11 +97,13 @@ class GGUFFile:
 
     def read(self, name: str) -> Tensor:
         tensor = self._file.tensor(self._places[name][0], self.tensors[name])
+        head = 0 if name in self.kinds else self.head(name)  # Blocks know of it
+        return tensor[interleaved(len(tensor), head)] if head else tensor
+
+    def head(self, name: str) -> int:
+        """The rows of a head where the file has them interleaved; 0 for other tensors."""
         heads = self._heads.get(".".join(name.split(".")[-2:-1]))
-        if heads is None:
-            return tensor
-        # The file has rows 0, half, 1, half + 1 ... of each head.
-        return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return 0 if heads is None else self.tensors[name].shape[0] // heads
 
     def release(self, name: str) -> None:
         self._file.release(*self._places[name])
@@ -160,7 +162,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFFile, dict[str, Quantized
         layer, _, last = name.rpartition(".")
         if last != "weight" or len(file.tensors[name].shape) != 2:
             raise ValueError(f"{NAME}: {name} in {path} must not be quantized, got {kind}")
-        layers[layer] = checked_layer(layer, Blocks(kind), {"weight": file.tensors[name]})
+        layers[layer] = checked_layer(layer, Blocks(kind, file.head(name)), {"weight": file.tensors[name]})
     return config, file, layers
 
 
