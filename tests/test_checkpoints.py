@@ -187,6 +187,14 @@ def test_small_and_odd_layers() -> None:
     format = PackQuantized(4, 32, False)
     assert torch.equal(format.dequantize(stored.tensors, 13, 64).float(), stored.values.float())
     assert torch.equal(format.weight(stored.tensors, 13, 64, torch.float32).dense(), stored.values)
+    for rows, whole_words in ((slice(0, 8), True), (slice(8, 13), True), (slice(4, 8), False), (slice(4, 13), False)):
+        part = format.cut(stored.tensors, 13, 64, rows, slice(None))
+        assert (part is not None) == whole_words
+        if part is not None:
+            values = format.dequantize(part, rows.stop - rows.start, 64)
+            assert torch.equal(values.float(), stored.values[rows].float())
+    one_word = format.cut(stored.tensors, 13, 64, slice(0, 8), slice(None))
+    assert one_word is not None and format.cut(one_word, 8, 64, slice(4, 8), slice(None)) is None
     written = gptq(32, True)("x", torch.randn(8, 64))
     written.tensors["g_idx"] = torch.tensor([0] * 8 + [1] * 56)
     unequal = GPTQ(4, 32, True, 1, True)

@@ -103,12 +103,12 @@ class Dim(NamedTuple):
 
 def rows_in(n: int, size: int = 1) -> Dim:
     """An entry for each `size` of n rows."""
-    return Dim(-(-n // size), "rows" if size < n else None, size)
+    return Dim(-(-n // size), "rows", size)
 
 
 def columns_in(k: int, size: int = 1) -> Dim:
     """An entry for each `size` of k columns; a size of -1 is all."""
-    return Dim(1) if size == -1 else Dim(-(-k // size), "columns" if size < k else None, size)
+    return Dim(1) if size == -1 else Dim(-(-k // size), "columns", size)
 
 
 class Expected(NamedTuple):
