@@ -259,6 +259,22 @@ def libraries_table() -> Iterator[str]:
         yield row(f"`{name}`", holds, sources, below)
 
 
+def families_table() -> Iterator[str]:
+    """What patch_model and the engine make of every causal type of transformers."""
+    with (ROOT / "docs" / "families.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for column in ("patched", "engine"):
+        values = [one[column] for one in rows if one[column]]
+        counts = ", ".join(f"{values.count(value)} {value}" for value in sorted(set(values)))
+        yield f"* {column}: {counts}"
+    yield ""
+    yield "| type | patched | replaced / left | difference | engine | why |"
+    yield "| --- | --- | ---: | ---: | --- | --- |"
+    for one in rows:
+        reasons = "; ".join(filter(None, (one["reasons"], one["why"])))
+        yield row(one["type"], one["patched"], one["modules"], one["difference"], one["engine"], reasons)
+
+
 def picture() -> str:
     return beside(".ci", "architecture").picture(ROOT)
 
@@ -269,6 +285,7 @@ GENERATORS: dict[str, Callable[[], Iterable[str]]] = {
     "c headers": c_headers_list,
     "gpu goals": gpu_goals,
     "infinicore": infinicore_table,
+    "families": families_table,
     "libraries": libraries_table,
     "scale-out": scale_out_table,
     "sources": sources_table,

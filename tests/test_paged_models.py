@@ -17,6 +17,7 @@ from torch import nn
 from support.rounding import assert_likeliest, sums_of
 from torch_infini import LLM, SamplingParams, is_patched, patch_model
 from torch_infini.nn import KVCache, MixedKVCache
+from torch_infini.testing import causal_types
 from torch_infini.testing.families import VOCABULARY
 from torch_infini.testing.patched_families import FAMILIES, Family
 
@@ -69,12 +70,13 @@ def prompts(lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
 
 def assert_continues(model: Any, given: list[list[int]], outputs: list[Any]) -> None:
     """Each output's tokens are the likeliest by one ordinary call of the model, but for what rounding may decide."""
+    sums = sums_of(model.config.get_text_config())
     for prompt, output in zip(given, outputs, strict=True):
         assert len(output.tokens) == COUNT
         ids = torch.tensor([prompt + output.tokens[:-1]])
         with torch.no_grad():
             scores = model(ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        assert_likeliest(torch.tensor(output.tokens), scores, *sums_of(model.config))
+        assert_likeliest(torch.tensor(output.tokens), scores, *sums)
 
 
 def served(model: nn.Module, **settings: Any) -> LLM:
@@ -251,6 +253,14 @@ def test_positions_end_where_the_rule_does(caplog: pytest.LogCaptureFixture) -> 
     assert "sequences must be shorter than 32 tokens" in caplog.text
     given = prompts((18,))
     assert_continues(long.build(), given, llm.generate(given, greedy()))
+
+
+def test_windows_of_a_config_that_no_module_has() -> None:
+    """A model with a vision part makes masks by the config inside its own, which no module of the decoder keeps."""
+    model = causal_types.build("gemma3")
+    original = copy.deepcopy(model)
+    given = prompts((33, 18, 3))
+    assert_continues(original, given, served(model).generate(given, greedy()))
 
 
 def test_only_the_engine_calls_it() -> None:

@@ -3,7 +3,7 @@
 open_checkpoint reads config, tensors and quantized layers; each format's layout and formula is a class of its own.
 """
 
-from .agreement import Wanted, check_layers, check_tensors
+from .agreement import Wanted, check_layers, check_tensors, is_derived
 from .description import QuantizedLayer, TensorInfo, layers_of
 from .files import files_of, read_header, read_object, read_tensors, write_tensors
 from .fill import Layer, Projection, fill
@@ -29,6 +29,7 @@ __all__ = [
     "fill",
     "find",
     "has_gguf_tokenizer",
+    "is_derived",
     "is_foreign",
     "is_hub_name",
     "layers_of",

@@ -24,6 +24,7 @@ from ...checkpoints import (
     check_layers,
     fill,
     find,
+    is_derived,
     open_checkpoint,
 )
 from .. import apply

@@ -451,7 +451,7 @@ class Attention(Patched):
     ) -> Tensor:
         """Let a caller of the whole model compute attention; from the fused product in one pass where it can."""
         scores = Scores(self.scaling, plan.softcap, None, self.is_causal)
-        if caller.fuses and fused is not None and plan.rope and (plan.norm_first or not plan.norms):
+        if caller.fuses and mask is None and fused is not None and plan.rope and (plan.norm_first or not plan.norms):
             if plan.norms:
                 q, k, _ = fused.unflatten(2, (-1, self.head_dim)).split(plan.qkv, 2)
                 self.normalize_heads(q, k, plan.norms)

@@ -165,7 +165,13 @@ class PagedModel:
         Raises:
             Unserved: If the logits differ.
         """
-        found = in_parts(self, tokens)
+        try:
+            found = in_parts(self, tokens)
+        except Unserved:
+            raise
+        except Exception as failure:  # whatever a forward needs that is not there
+            cause = f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
+            raise Unserved(f"its forward needs more than tokens and positions: {cause}") from failure
         # What the cache is for: the same tokens behind others.
         other = tokens.clone()
         other[: len(other) // 2] = other[: len(other) // 2].flip(0)

@@ -21,6 +21,10 @@ from ..layers.paged import CALLS, AttentionCaller, Scores, paged_attention_forwa
 _WATCHED_NAME = "infini_watched"
 
 
+# Entries of configs for layers that do not see all keys.
+WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window")
+
+
 class Unserved(Exception):  # noqa: N818 (an answer, not an error)
     """The reason why a model's attention cannot run over a paged cache."""
 
@@ -68,7 +72,10 @@ def window_of(visible: Callable[..., Any], positions: int) -> Window:
     keys = torch.arange(positions)
 
     def seen(query: int) -> Tensor:
-        shown = visible(torch.tensor(0), torch.tensor(0), torch.tensor(query), keys)
+        try:
+            shown = visible(torch.tensor(0), torch.tensor(0), torch.tensor(query), keys)
+        except (IndexError, RuntimeError) as error:
+            raise Unserved("which keys its attention sees follows from more than positions") from error
         return torch.as_tensor(shown).expand(positions)
 
     def newest(query: int) -> int:
@@ -120,6 +127,10 @@ class _Watch:
         if mask is None:
             if not scores.causal and q.shape[1] > 1:
                 raise Unserved("its attention sees later tokens, so that it does not continue a text")
+            if named := next((n for n in WINDOWS if getattr(vars(module).get("config"), n, None)), None):
+                raise Unserved(
+                    f"its attention gets no mask that says which keys it sees, though its config has {named}"
+                )
             window = Window(0, self.positions)
         elif id(mask) in self.masks:
             window = self.masks[id(mask)][1]
@@ -160,9 +171,15 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores
 
 
 def configs_of(model: nn.Module) -> list[Any]:
-    """Return the configs that name a model's attention implementation: its own, and those of its parts."""
-    found = {id(config): config for module in model.modules() if (config := vars(module).get("config")) is not None}
-    return [config for config in found.values() if hasattr(config, IMPLEMENTATION)]
+    """Return the configs that name a model's attention implementation: its own, its parts' and theirs."""
+    waiting = [config for module in model.modules() if (config := vars(module).get("config")) is not None]
+    found: dict[int, Any] = {}
+    while waiting:
+        config = waiting.pop()
+        if hasattr(config, IMPLEMENTATION) and id(config) not in found:
+            found[id(config)] = config
+            waiting += vars(config).values()
+    return list(found.values())
 
 
 @contextmanager

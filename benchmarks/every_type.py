@@ -1,0 +1,160 @@
+"""What patch_model and the engine make of every causal type of transformers, each from a small config.
+
+    python benchmarks/every_type.py [TYPE ...] [--write docs/families.csv]
+
+In float32. Exit status 1 where something computes other tokens, or fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import multiprocessing
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_infini import LLM, SamplingParams, patch_model
+from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
+
+LIMIT = 60  # seconds for a type
+
+
+@dataclass
+class Row:
+    """What was found for one type.
+
+    Attributes:
+        type: Of transformers.
+        patched: "fully", "partly", "left", or "not built" (from a small config).
+        modules: Replaced and left, "12 / 3".
+        reasons: Why modules were left, the commonest first.
+        difference: Of the patched model's logits in float32, relative (root mean square).
+        engine: "served", "recorded" (decode steps too), "differs", or "refused".
+        why: Why not served or recorded.
+    """
+
+    type: str
+    patched: str = "not built"
+    modules: str = ""
+    reasons: str = ""
+    difference: str = ""
+    engine: str = ""
+    why: str = ""
+
+
+def tokens_of(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(5, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+def logits_of(model: Any, ids: Sequence[int]) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
+    return logits
+
+
+def examine(kind: str) -> Row:
+    """Build a model of a type, patch it, serve it, and compare each with the model as it was."""
+    row = Row(kind)
+    try:
+        model = build(kind)
+        (ids,) = tokens_of(40)
+        before = logits_of(model, ids)
+    except Exception as error:
+        row.reasons = shortened(error)
+        return row
+    report = patch_model(model)
+    left = [one.reason for one in report.left]
+    row.patched = "left" if report.reason or not report.replaced else "partly" if left else "fully"
+    row.modules = f"{len(report.replaced)} / {len(left)}"
+    reasons = (
+        [report.reason.partition(" (")[0]]
+        if report.reason
+        else sorted(set(left), key=lambda reason: -left.count(reason))
+    )
+    row.reasons = "; ".join(reasons)
+    size = float(before.square().mean().sqrt())
+    row.difference = f"{float((logits_of(model, ids) - before).square().mean().sqrt()) / size:.1e}"
+    prompts = tokens_of(3, 33, 18)
+    try:
+        llm = LLM(model, block_size=4, chunk_size=8, cache_blocks=26)
+    except ValueError as error:
+        row.engine, row.why = "refused", shortened(error)
+        return row
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    row.engine = "recorded" if (recordable := llm.engine.model.is_recordable) else "served"
+    row.why = "" if recordable else "decode steps run op by op"
+    for prompt, output in zip(prompts, outputs, strict=True):
+        logits = logits_of(model, prompt + output.tokens)[len(prompt) - 1 : -1]
+        behind = logits.amax(-1) - logits[torch.arange(len(output.tokens)), output.tokens]
+        if len(output.tokens) != 12 or float(behind.max()) > 1e-3 * size:
+            row.engine, row.why = "differs", f"a token is behind the likeliest by {float(behind.max()):.2g}"
+    return row
+
+
+def shortened(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.sub(r"^torch_infini\.LLM: \w+ cannot be served: ", "", text)[:200]
+
+
+def examine_quietly(kind: str) -> Row:
+    """As examine, without warnings, within LIMIT seconds; what fails is a row too."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(LIMIT)
+    try:
+        return examine(kind)
+    except Exception as error:  # the table has a row for every type
+        return Row(kind, "failed", reasons=f"{type(error).__name__}: {shortened(error)}")
+    finally:
+        signal.alarm(0)
+
+
+def _too_long(*signal: object) -> None:
+    raise TimeoutError(f"not done after {LIMIT} s")
+
+
+def examine_all(kinds: Sequence[str], processes: int = 2) -> Iterator[Row]:
+    """Examine types, several at a time, each batch of them in a process of its own; in the order of `kinds`."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, maxtasksperchild=24) as pool:
+        yield from pool.imap(examine_quietly, kinds)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python benchmarks/every_type.py", description=__doc__)
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="default: all of transformers'")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the rows as CSV")
+    parser.add_argument("--processes", type=int, default=2, metavar="N")
+    given = parser.parse_args(arguments)
+    rows = []
+    for row in examine_all(given.types or causal_types(), given.processes):
+        rows.append(row)
+        print(
+            f"{row.type:24} {row.patched:9} {row.modules:9} {row.difference:8} {row.engine:9} {row.why or row.reasons}"
+        )
+    if given.write is not None:
+        with given.write.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([one.name for one in fields(Row)])
+            writer.writerows(map(astuple, rows))
+    for column in ("patched", "engine"):
+        values = [getattr(row, column) for row in rows if getattr(row, column)]
+        print(f"{column}: " + ", ".join(f"{values.count(value)} {value}" for value in dict.fromkeys(values)))
+    return int(any(row.engine == "differs" or row.patched == "failed" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
