@@ -107,7 +107,8 @@ class OpGraph:
             return 0
 
         pointer = _Function(guarded)
-        self.bind(index, ctypes.cast(pointer, ctypes.c_void_p).value or 0, None, pointer)
+        # Not by ctypes.cast(), which lets the pointer refer to itself: what it keeps would wait for Python's collector.
+        self.bind(index, ctypes.c_void_p.from_buffer(pointer).value or 0, None, pointer)
 
     def run(self) -> None:
         """Run all ops in order; the first failure ends it."""
