@@ -42,7 +42,7 @@ _STAYS = (_aten.detach_.default,)  # of torch.tensor() in inference mode
 _OTHER_MEMORY = {"aten::set_", "aten::resize_", "aten::resize_as_"}
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, unsafe_hash=True)
 class StorageView:
     """A tensor in memory that the recording made: where it is in a block, which this does not keep."""
 
@@ -128,7 +128,7 @@ class Checker(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload):
-            _check(func, args, kwargs)
+            _check(facts_of(func), tensors_of((args, kwargs)))
             if torch.Tag.dynamic_output_shape in func.tags and kwargs.get("output_size") is None:
                 _refuse_reading(str(func))
             if func is _aten._to_copy.default and torch.device(kwargs.get("device") or self._device) != self._device:
@@ -189,19 +189,19 @@ class Recorder(TorchDispatchMode):
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, torch._ops.OpOverload):
             raise RuntimeError(f"{OP}: only ops can be recorded, got {func}")
-        for tensor in tensors_of((args, kwargs)):
+        facts, tensors = facts_of(func), tensors_of((args, kwargs))
+        for tensor in tensors:
             _check_place(tensor)
-        _check(func, args, kwargs)
+        _check(facts, tensors)
         if func.namespace != "infini":
-            with self:  # in inference mode reshape and its like come as they are
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-            if is_view(func) or func in _STAYS:
+            if facts.decomposes:
+                with self:  # in inference mode reshape and its like come as they are
+                    return func.decompose(*args, **kwargs)
+            if facts.is_view or func in _STAYS:
                 return func(*args, **kwargs)
-            if any("Tensor" not in str(result.type) for result in func._schema.returns):
+            if facts.returns_values:
                 _refuse_reading(str(func))
-        return self._note(func, args, kwargs)
+        return self._note(facts, args, kwargs)
 
     def part(self, tensor: Tensor) -> Tensor | StorageView:
         """Describe a tensor that the recording made; return an alias of any other, to which nothing can happen."""
@@ -213,58 +213,58 @@ class Recorder(TorchDispatchMode):
             block, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, tensor.is_conj(), tensor.is_neg()
         )
 
-    def _note(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        fake_results = self._fake_results(func, args, kwargs)
-        results, spec = pytree.tree_flatten(fake_results)
-        written = _written(func, args, kwargs)
+    def _note(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        results, spec = self._fake_results(facts.func, args, kwargs)
+        # The results of a list are new.
+        aliases = facts.aliases if len(facts.aliases) == len(results) else [None] * len(results)
         made: list[Any] = []
-        for value, result in zip(results, _returns(func, len(results)), strict=True):
-            if result is not None and result.alias_info is not None:
-                made.append(written[next(iter(result.alias_info.before_set))])
+        fresh: list[Tensor | None] = []
+        for fake, letter in zip(results, aliases, strict=True):
+            if letter is None:
+                made.append(self._make(fake) if isinstance(fake, Tensor) else None)
+                fresh.append(made[-1])
             else:
-                made.append(self._make(value) if isinstance(value, Tensor) else None)
-        if func.overloadpacket not in ALLOCATIONS or func._schema.is_mutable:
-            fresh = [m if w is None else None for m, w in zip(made, _aliases(func, len(made)), strict=True)]
-            self._add(func, args, kwargs, fresh)
+                index, name = facts.written[letter]
+                made.append(args[index] if index < len(args) else kwargs.get(name))
+                fresh.append(None)
+        if not facts.allocates:
+            self._add(facts, args, kwargs, fresh)
         return pytree.tree_unflatten(made, spec)
 
-    def _add(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor | None]
-    ) -> None:
+    def _add(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor | None]) -> None:
         """Note a call; `made`: the tensors for its results, None for those that are arguments."""
-        name = str(func)
-        native, form = self._native(func), None
-        copies = any(tensor is not None for tensor in made)
+        func = facts.func
+        count = sum(tensor is not None for tensor in made)
+        copies = count > 0
         if copies and func in _COPIES:
             func, args, kwargs, copies = _aten.copy_.default, (made[0], args[0]), {}, False
-        elif copies and not func._schema.is_mutable and None not in made and (form := out_form(func)):
-            taken = {argument.name for argument in form._schema.arguments}
-            names = [argument.name for argument in form._schema.arguments if argument.is_out]
-            kwargs = {name: value for name, value in kwargs.items() if name in taken}
-            func, kwargs, copies = form, {**kwargs, **dict(zip(names, made, strict=True))}, False
-        call, native = WritingCall(func, args, kwargs), native and not copies
-        if native and "group" not in (argument.name for argument in func._schema.arguments):  # other ranks would wait
+        elif copies and facts.form is not None and count == len(made):
+            kwargs = {name: value for name, value in kwargs.items() if name in facts.form_takes}
+            kwargs.update(zip(facts.form_outs, made, strict=True))
+            func, copies = facts.form, False
+        call, native = WritingCall(func, args, kwargs), not copies and self._native(facts)
+        if native and not facts.has_group:  # other ranks would wait
             check_call(call)
         described = call.mapped(self._part_of)
-        self._noted(name)
+        self._noted(facts.name)
         self.calls.append(Noted(described, native, [self._part_of(t) for t in made] if copies else None))
 
-    def _native(self, func: torch._ops.OpOverload) -> bool:
+    def _native(self, facts: OpFacts) -> bool:
         """Whether the op has a kernel that runs without Python; not where a provider is chosen."""
-        name = func._schema.name.removeprefix("infini::")
-        if func.namespace != "infini" or not self._has_kernels:
-            return False
-        op = name if name in REGISTRY else name.removesuffix("_")
-        return op in REGISTRY and not any(provider.op == op for provider in chosen_providers("cpu"))
+        op = facts.kernel
+        return op is not None and self._has_kernels and not any(p.op == op for p in chosen_providers("cpu"))
 
     def _part_of(self, value: Any) -> Any:
         return self.part(value) if isinstance(value, Tensor) else value
 
-    def _fake_results(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _fake_results(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], pytree.TreeSpec]:
         """Call the op with fakes, once for all calls that are alike; RuntimeError for what depends on values."""
         key = _key_of(func, args, kwargs)
-        if key is not None and key in _known:
-            return _known[key]
+        known = None if key is None else _known.get(key)
+        if known is not None:
+            return known
         try:
             with torch.inference_mode(False), torch.no_grad(), self._fakes:
                 fakes = pytree.tree_map(_fake, (args, kwargs))
@@ -285,11 +285,12 @@ class Recorder(TorchDispatchMode):
                     f"{OP}: an out tensor must have the shape of the result, {list(fake.shape)}, of {func}, got "
                     f"{list(given.shape)}"
                 )
+        found = pytree.tree_flatten(fake_results)
         if key is not None:
             while len(_known) >= KNOWN:
                 _known.pop(next(iter(_known)), None)
-            _known[key] = fake_results
-        return fake_results
+            _known[key] = found
+        return found
 
     def _make(self, fake: Tensor) -> Tensor:
         """Return a tensor as the fake, with memory that holds nothing."""
@@ -303,7 +304,7 @@ class Recorder(TorchDispatchMode):
 
 
 KNOWN = 1024  # calls whose results are remembered: layers of a model make the same ones
-_known: dict[Any, Any] = {}  # fakes of results, by all that they depend on
+_known: dict[Any, tuple[list[Any], pytree.TreeSpec]] = {}  # fakes of results, by all that they depend on
 
 
 def _key_of(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -324,7 +325,55 @@ def _key_of(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
     return *key, torch.get_default_dtype()
 
 
-@cache
+class OpFacts:
+    """What torch knows of an op, found once: each question to a schema makes new objects.
+
+    Attributes:
+        name: As in reports: "aten.add.Tensor".
+        aliases: Of each result, the letter in the schema of the argument that it is; None: it is new.
+        written: The places and names of the arguments that the op writes, by their letters.
+        allocates: Whether the result is fresh memory, and nothing is computed.
+        moves: Whether it gives a tensor another place or shape.
+        form: The op's out form, which out_form() finds, with the names of all that it takes and of what it writes.
+        kernel: The name in our registry; None: it is not ours.
+    """
+
+    def __init__(self, func: torch._ops.OpOverload) -> None:
+        schema, arguments = func._schema, list(func._schema.arguments)
+        self.func, self.name = func, str(func)
+        self.aliases = [_letter(result) for result in schema.returns]
+        self.written = {
+            _letter(argument): (i, argument.name)
+            for i, argument in enumerate(arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        }
+        self.is_view = is_view(func)
+        self.allocates = func.overloadpacket in ALLOCATIONS and not schema.is_mutable
+        self.returns_values = any("Tensor" not in str(result.type) for result in schema.returns)
+        self.depends_on_values = torch.Tag.data_dependent_output in func.tags
+        self.moves = (torch.Tag.inplace_view in func.tags and func not in _STAYS) or schema.name in _OTHER_MEMORY
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd
+        self.decomposes = composite in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), composite
+        )
+        self.has_group = "group" in (argument.name for argument in arguments)
+        self.form = None if schema.is_mutable else out_form(func)
+        taken = [] if self.form is None else self.form._schema.arguments
+        self.form_takes = {argument.name for argument in taken}
+        self.form_outs = [argument.name for argument in taken if argument.is_out]
+        name = schema.name.removeprefix("infini::")
+        op = name if name in REGISTRY else name.removesuffix("_")
+        self.kernel = op if func.namespace == "infini" and op in REGISTRY else None
+
+
+facts_of = cache(OpFacts)
+
+
+def _letter(value: Any) -> str | None:
+    """Return the letter of what an argument or a result shares in a schema; a list of views has none."""
+    return None if value.alias_info is None else next(iter(value.alias_info.before_set), None)
+
+
 def out_form(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """Return the overload that writes an op's results into tensors that it is given; None: there is none."""
     given = {argument.name: str(argument.type) for argument in func._schema.arguments}
@@ -350,29 +399,6 @@ def _fake(value: Any) -> Any:
     return None if isinstance(value, torch.Generator) else value
 
 
-def _returns(func: torch._ops.OpOverload, count: int) -> list[Any]:
-    """Return the schema of each of `count` leaves of a result; None: of a list, whose tensors are new."""
-    returns = list(func._schema.returns)
-    return returns if len(returns) == count else [None] * count
-
-
-def _aliases(func: torch._ops.OpOverload, count: int) -> list[str | None]:
-    return [
-        None if result is None or result.alias_info is None else next(iter(result.alias_info.before_set))
-        for result in _returns(func, count)
-    ]
-
-
-def _written(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that an op writes, by their letters in the schema."""
-    written = {}
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            written[next(iter(argument.alias_info.before_set))] = value
-    return written
-
-
 def _check_place(tensor: Tensor) -> None:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise RuntimeError(
@@ -381,20 +407,20 @@ def _check_place(tensor: Tensor) -> None:
         )
 
 
-def _check(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check(facts: OpFacts, tensors: Sequence[Tensor]) -> None:
     """Raise RuntimeError for what cannot be replayed."""
-    for tensor in tensors_of((args, kwargs)):
+    for tensor in tensors:
         if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
             raise RuntimeError(f"{OP}: every tensor must be torch's own, got a {type(tensor).__name__}")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
                 f"{OP}: a graph has no backward: tensors must not require a gradient (record under torch.no_grad()), "
-                f"got one that does in {func}"
+                f"got one that does in {facts.name}"
             )
-    if (torch.Tag.inplace_view in func.tags and func not in _STAYS) or func._schema.name in _OTHER_MEMORY:
-        raise RuntimeError(f"{OP}: a tensor must stay where and as it is while a graph is recorded, got {func}")
-    if torch.Tag.data_dependent_output in func.tags:
-        _refuse_reading(str(func))
+    if facts.moves:
+        raise RuntimeError(f"{OP}: a tensor must stay where and as it is while a graph is recorded, got {facts.name}")
+    if facts.depends_on_values:
+        _refuse_reading(facts.name)
 
 
 def _refuse_reading(what: str) -> NoReturn:
