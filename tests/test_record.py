@@ -10,6 +10,7 @@ import gc
 import os
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -423,6 +424,17 @@ def test_a_view_holds_its_memory() -> None:
     graph = record(fn)
     assert graph.held_bytes == x.nbytes
     assert same_bits(graph.run(), x.exp()[1:, 2])
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("loss", [F.binary_cross_entropy, F.huber_loss, F.mse_loss, F.smooth_l1_loss])
+def test_losses(loss: Callable[..., Tensor], reduction: str) -> None:
+    """Out forms of torch's losses resize a tensor for the result while they reduce."""
+    a, b = torch.rand(2, 64, 3)
+    graph = record(lambda: loss(a, b, reduction=reduction))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same_bits(graph.run(), loss(a, b, reduction=reduction))
 
 
 def test_a_graph_keeps_what_it_uses_and_frees_it() -> None:

@@ -377,6 +377,8 @@ def _letter(value: Any) -> str | None:
 def out_form(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """Return the overload that writes an op's results into tensors that it is given; None: there is none."""
     given = {argument.name: str(argument.type) for argument in func._schema.arguments}
+    if "reduction" in given:  # out forms of losses write what they reduce to the same tensor first, and resize it
+        return None
     order = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]
     for overload in func.overloadpacket.overloads():
         form = getattr(func.overloadpacket, overload)
