@@ -12,20 +12,28 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._plan import WritingCall
+from ._plan import WritingCall, remembered
 
 # Where torch has functions of its own beside the ops: a call costs half as much (mul into a tensor, 0.8 us for 2.2).
 _FUNCTIONS = (torch._C._VariableFunctions, torch._C._nn, torch.Tensor)
 
 
+KNOWN = 1024  # calls whose function is remembered
+_known: dict[Any, Callable[..., Any]] = {}
+
+
 def bound(call: WritingCall) -> Callable[[], Any]:
     """Return a function that makes the call, whose arguments are tensors that exist."""
+    return partial(remembered(_known, KNOWN, call.key(), partial(_function_of, call)), *call.args, **call.kwargs)
+
+
+def _function_of(call: WritingCall) -> Callable[..., Any]:
     name = call.func._schema.name.removeprefix("aten::")
     for functions in _FUNCTIONS if call.func.namespace == "aten" else ():
         function = getattr(functions, name, None)
         if function is not None and not isinstance(function, FunctionType) and _FirstOp.calls(function, call):
-            return partial(function, *call.args, **call.kwargs)
-    return partial(call.func._op, *call.args, **call.kwargs)
+            return function
+    return call.func._op
 
 
 def copy_results(function: Callable[[], Any], outs: Sequence[Tensor | None]) -> None:

@@ -27,7 +27,7 @@ from .._core.library import emulates_cuda
 from ..ops import REGISTRY, chosen_providers
 from ._graph import op_failed
 from ._kernel_calls import check_call
-from ._plan import ALLOCATIONS, WritingCall, is_view, storage_key, tensors_of
+from ._plan import ALLOCATIONS, WritingCall, is_view, remembered, storage_key, tensors_of
 
 OP = "torch_infini.runtime.record"
 
@@ -94,6 +94,15 @@ class Noted:
         """Return the parts of blocks that it reads or writes."""
         values = pytree.tree_leaves((self.call.args, self.call.kwargs, self.copies))
         return [value for value in values if isinstance(value, StorageView)]
+
+
+@dataclass
+class FakeResults:
+    """What calls that are alike return: fakes and their nesting, and whether the op's rules have passed such a call."""
+
+    results: list[Any]
+    spec: pytree.TreeSpec
+    is_checked: bool = False
 
 
 class Readers(TorchFunctionMode):
@@ -214,7 +223,8 @@ class Recorder(TorchDispatchMode):
         )
 
     def _note(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        results, spec = self._fake_results(facts.func, args, kwargs)
+        found = self._fake_results(facts.func, args, kwargs)
+        results, spec = found.results, found.spec
         # The results of a list are new.
         aliases = facts.aliases if len(facts.aliases) == len(results) else [None] * len(results)
         made: list[Any] = []
@@ -228,10 +238,17 @@ class Recorder(TorchDispatchMode):
                 made.append(args[index] if index < len(args) else kwargs.get(name))
                 fresh.append(None)
         if not facts.allocates:
-            self._add(facts, args, kwargs, fresh)
-        return pytree.tree_unflatten(made, spec)
+            self._add(facts, args, kwargs, fresh, found)
+        return made[0] if spec.is_leaf() else pytree.tree_unflatten(made, spec)
 
-    def _add(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor | None]) -> None:
+    def _add(
+        self,
+        facts: OpFacts,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        made: list[Tensor | None],
+        found: FakeResults,
+    ) -> None:
         """Note a call; `made`: the tensors for its results, None for those that are arguments."""
         func = facts.func
         count = sum(tensor is not None for tensor in made)
@@ -243,8 +260,9 @@ class Recorder(TorchDispatchMode):
             kwargs.update(zip(facts.form_outs, made, strict=True))
             func, copies = facts.form, False
         call, native = WritingCall(func, args, kwargs), not copies and self._native(facts)
-        if native and not facts.has_group:  # other ranks would wait
+        if native and not facts.has_group and not found.is_checked:  # other ranks would wait
             check_call(call)
+            found.is_checked = func is facts.form  # what it writes is new, and overlaps nothing
         described = call.mapped(self._part_of)
         self._noted(facts.name)
         self.calls.append(Noted(described, native, [self._part_of(t) for t in made] if copies else None))
@@ -257,14 +275,12 @@ class Recorder(TorchDispatchMode):
     def _part_of(self, value: Any) -> Any:
         return self.part(value) if isinstance(value, Tensor) else value
 
-    def _fake_results(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], pytree.TreeSpec]:
+    def _fake_results(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeResults:
         """Call the op with fakes, once for all calls that are alike; RuntimeError for what depends on values."""
-        key = _key_of(func, args, kwargs)
-        known = None if key is None else _known.get(key)
-        if known is not None:
-            return known
+        call = WritingCall(func, args, kwargs)
+        return remembered(_known, KNOWN, call.key(), lambda: self._found_results(func, args, kwargs))
+
+    def _found_results(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeResults:
         try:
             with torch.inference_mode(False), torch.no_grad(), self._fakes:
                 fakes = pytree.tree_map(_fake, (args, kwargs))
@@ -285,44 +301,27 @@ class Recorder(TorchDispatchMode):
                     f"{OP}: an out tensor must have the shape of the result, {list(fake.shape)}, of {func}, got "
                     f"{list(given.shape)}"
                 )
-        found = pytree.tree_flatten(fake_results)
-        if key is not None:
-            while len(_known) >= KNOWN:
-                _known.pop(next(iter(_known)), None)
-            _known[key] = found
-        return found
+        return FakeResults(*pytree.tree_flatten(fake_results))
 
     def _make(self, fake: Tensor) -> Tensor:
         """Return a tensor as the fake, with memory that holds nothing."""
         _check_place(fake)
-        with torch.inference_mode(False):
-            tensor = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+        tensor = _empty_like(fake)
         storage = tensor.untyped_storage()
         self._keys[storage._cdata] = len(self.blocks)
         self.blocks.append(RecordedStorage(storage.nbytes(), StorageWeakRef(storage)))
         return tensor
 
 
+def _empty_like(fake: Tensor) -> Tensor:
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False):
+            return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+
+
 KNOWN = 1024  # calls whose results are remembered: layers of a model make the same ones
-_known: dict[Any, tuple[list[Any], pytree.TreeSpec]] = {}  # fakes of results, by all that they depend on
-
-
-def _key_of(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what the shapes, strides and dtypes of a call's results depend on; None for unusual arguments."""
-
-    def frozen(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.shape, value.stride(), value.dtype, value.device
-        if isinstance(value, (list, tuple)):
-            return type(value), tuple(map(frozen, value))
-        return type(value), value
-
-    key = func, frozen(args), tuple((name, frozen(kwargs[name])) for name in sorted(kwargs))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return *key, torch.get_default_dtype()
+_known: dict[Any, FakeResults] = {}  # by all that they depend on
 
 
 class OpFacts:

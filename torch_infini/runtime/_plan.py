@@ -7,7 +7,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -74,6 +74,39 @@ class WritingCall:
     def mapped(self, function: Callable[[Any], Any]) -> WritingCall:
         """Return the call with other arguments."""
         return WritingCall(self.func, _mapped(self.args, function), _mapped(self.kwargs, function))
+
+    def key(self) -> Any:
+        """Return what shapes, strides and dtypes of the results depend on; None for unusual arguments."""
+        given = tuple((name, _frozen(self.kwargs[name])) for name in sorted(self.kwargs))
+        key = self.func, _frozen(self.args), given, torch.get_default_dtype()
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(_frozen, value))
+    return type(value), value
+
+
+T = TypeVar("T")
+
+
+def remembered(known: dict[Any, T], limit: int, key: Any, find: Callable[[], T]) -> T:
+    """Return what is known under a key, or find it; None: a key of nothing that is to be remembered."""
+    found = None if key is None else known.get(key)
+    if found is None:
+        found = find()
+        if key is not None:
+            while len(known) >= limit:
+                known.pop(next(iter(known)), None)
+            known[key] = found
+    return found
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
