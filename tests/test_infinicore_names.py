@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch_infini.compat.infinicore as ic
 from support.infinicore_samples import SAMPLES, Call, Values, call
 from torch_infini.compat.infinicore._recording import SIZED_BY_VALUES, VIEWS
 from torch_infini.compat.infinicore._rules import RULES
+from torch_infini.compat.infinicore.lib import _infinicore as raw
 
 F = ic.nn.functional
 RANDOM = [name for name in SAMPLES if any(part in name for part in ("dropout", "fractional", "gumbel", "rrelu"))]
@@ -136,14 +138,24 @@ def test_against_torch(name: str) -> None:
         check(name, run_ours(name, apart()), run_theirs(name, apart()))
 
 
+@contextmanager
+def by_raw_module() -> Iterator[Any]:
+    """A recording that notes no ops of torch: each call of a function is one op of its graph."""
+    found = ic.graph.Graph(raw.Graph())
+    raw.start_graph_recording()
+    yield found
+    found._graph = raw.stop_graph_recording()
+
+
+@pytest.mark.parametrize("recording", [ic.graph, by_raw_module])
 @pytest.mark.parametrize("name", [name for name in SAMPLES if name not in SIZED_BY_VALUES])
-def test_recorded(name: str) -> None:
+def test_recorded(name: str, recording: Callable[[], Any]) -> None:
     """Replays on other values give the bits of eager calls; the recording itself reads and writes nothing."""
     for make in SAMPLES[name]:
         live = make(Values(1))
         tensors = [value for value in leaves(tuple(live)) if isinstance(value, Tensor)]
         before = [tensor.clone() for tensor in tensors]
-        with ic.graph() as graph:
+        with recording() as graph:
             result = ours(name)(*to_ours(live.args), **to_ours(live.kwargs))
         check(name, tensors, before, exact=True)
         for seed in (2, 3):
@@ -344,14 +356,14 @@ def test_callers_function() -> None:
     assert torch.equal(to_torch(found), expected)
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_out(recorded: bool) -> None:
+@pytest.mark.parametrize("recording", [None, ic.graph, by_raw_module])
+def test_out(recording: Callable[[], Any] | None) -> None:
     x = Values(1)(4, 6)
     mine = ic.from_torch(x)
     total = ic.empty([6], dtype=ic.float64, device="cpu")
     largest = ic.empty([4], dtype=ic.float32, device="cpu"), ic.empty([4], dtype=ic.int64, device="cpu")
     scaled = ic.from_torch(torch.zeros(6, 4).t())
-    graph = ic.graph() if recorded else None
+    graph = recording() if recording else None
     g = graph.__enter__() if graph else None
     assert ic.sum(mine, 0, out=total) is total
     assert ic.max(mine, 1, out=largest) is largest
@@ -369,9 +381,9 @@ def test_out(recorded: bool) -> None:
     assert torch.equal(x, original.sqrt())
 
 
-@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("recording", [None, ic.graph, by_raw_module])
 @pytest.mark.parametrize("name", ["all", "any", "amax", "amin", "logsumexp", "mean", "sum", "cumsum", "abs"])
-def test_out_that_only_torch_can_write(name: str, recorded: bool) -> None:
+def test_out_that_only_torch_can_write(name: str, recording: Callable[[], Any] | None) -> None:
     """bool for uint8, and elements that share memory, where the order of the writes counts."""
     x = Values(1)(4, 5)
     x[1] = 0
@@ -387,8 +399,8 @@ def test_out_that_only_torch_can_write(name: str, recorded: bool) -> None:
             except RuntimeError:  # what torch refuses is refused, or, a cast that it has not, made
                 continue
             out = ic.from_torch(actual.as_strided(size, strides))
-            if recorded:
-                with ic.graph() as g:
+            if recording:
+                with recording() as g:
                     assert ours(name)(ic.from_torch(x), *args, out=out) is out
                 g.run()
             else:

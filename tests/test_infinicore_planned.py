@@ -10,14 +10,14 @@ import torch
 
 import torch_infini.compat.infinicore as infinicore
 from support.fresh_python import run_python
-from torch_infini.compat.infinicore import _recording
+from torch_infini.runtime import _noting
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
-def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recording, "_plans", {})
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_noting, "_known", {})
 
 
 def ours(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -61,23 +61,23 @@ def test_calls_that_are_alike_and_calls_that_are_not(pair: int) -> None:
         assert (torch.from_dlpack(result) == torch.from_dlpack(expected)).all()
 
 
-def test_a_call_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     compute = torch.logsumexp
-    plan = _recording._takes_out
-    monkeypatch.setattr(_recording, "_takes_out", lambda *args: calls.append(args) or plan(*args))
+    find = _noting.Recorder._found_results
+    monkeypatch.setattr(_noting.Recorder, "_found_results", lambda *args: calls.append(args) or find(*args))
     infinicore.start_graph_recording()
     first = [infinicore.logsumexp(ours(5, 3), 0) for _ in range(4)]
     graph = infinicore.stop_graph_recording()
     graph.run()
-    assert len(calls) == 1
+    assert [func for _, func, *_ in calls if "logsumexp" in str(func)] == [torch.ops.aten.logsumexp.default]
     expected = compute(torch.from_dlpack(ours(5, 3)), 0)
     assert all((torch.from_dlpack(one) == expected).all() for one in first)
     assert len({torch.from_dlpack(one).data_ptr() for one in first}) == 4, "each has memory of its own"
 
 
 def test_views_of_other_tensors() -> None:
-    """A plan's views lie in the memory of the call's own arguments."""
+    """Views lie in the memory of the call's own arguments."""
     a, b = ours(4, 6), ours(4, 6)
     infinicore.start_graph_recording()
     views = [infinicore.transpose(one, 0, 1) for one in (a, b, a)]
@@ -87,7 +87,7 @@ def test_views_of_other_tensors() -> None:
 
 
 def test_errors_are_those_of_torch() -> None:
-    """What has no plan raises each time, and says what is wrong."""
+    """What is refused is refused each time, and says what is wrong."""
     infinicore.start_graph_recording()
     try:
         for _ in range(2):
@@ -95,14 +95,14 @@ def test_errors_are_those_of_torch() -> None:
                 infinicore.logsumexp(x, 5)
     finally:
         infinicore.stop_graph_recording()
-    assert not _recording._plans
+    assert not _noting._known
 
 
-def test_plans_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recording, "PLANS", 8)
+def test_what_is_known_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_noting, "KNOWN", 8)
     for size in range(1, 20):
         recorded(lambda: infinicore.abs(ours(size)))  # noqa: B023
-    assert len(_recording._plans) == 8
+    assert len(_noting._known) == 8
 
 
 def test_a_graph_of_our_ops_imports_no_compiler() -> None:

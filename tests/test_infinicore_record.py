@@ -125,6 +125,22 @@ def test_dropped_results(way: Callable[[], Any]) -> None:
         assert torch.equal(theirs(o), theirs(want_o)) and torch.equal(t, want_t)
 
 
+def test_memory_of_functions_that_torch_computes() -> None:
+    """Results that are dropped share memory, those that an op of infinicore reads stay; none is read before a run."""
+    x = ic.from_torch(torch.rand(64))
+    with ic.graph() as g:
+        y = ic.exp2(ic.log(ic.exp2(ic.log(x))))
+        z = ic.add(ic.exp2(x), x)
+    assert "dropped results share 512 bytes, held ones have 512" in g.report()  # two at once; y and what z is made of
+    with pytest.raises(RuntimeError, match="holds nothing before the graph's first run"):
+        theirs(y)
+    for _ in range(2):
+        theirs(x).uniform_()
+        g.run()
+        assert torch.equal(theirs(y), theirs(x).log().exp2().log().exp2())
+        assert torch.equal(theirs(z), theirs(x).exp2() + theirs(x))
+
+
 def test_lists_and_arrays_are_values_at_once() -> None:
     """What is made of numbers while recording holds them: it is no op."""
     x = torch.zeros(3)

@@ -226,7 +226,7 @@ std::shared_ptr<Memory> GraphPool::allocate(CachingAllocator &allocator, size_t 
             pool->free_[of].push_back(block);
         },
         pinned);
-    memory->set_graph(ran);
+    memory->set_pool(ran);
     return memory;
 }
 

@@ -191,7 +191,7 @@ void Recorder::keep(Recording &recording, const Tensor &tensor) {
     const std::shared_ptr<Memory> &memory = tensor->memory();
     graph::Resources &resources = *recording.graph->resources_;
     // The pool's blocks live as long as the graph anyway, and are used again while it is recorded.
-    const bool of_pool = memory->is_of(recording.pool->ran);
+    const bool of_pool = memory->is_pooled_by(recording.pool->ran);
     if (!of_pool && (resources.memory.empty() || resources.memory.back() != memory)) {
         resources.memory.push_back(memory);
     }

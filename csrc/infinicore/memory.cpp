@@ -19,4 +19,10 @@ bool Memory::is_recorded_now() const {
     return recording != nullptr && is_of(recording->pool->ran);
 }
 
+void Memory::set_recorded_now() {
+    if (const Recording *const recording = current_recording()) {
+        graph_ran_ = recording->pool->ran;
+    }
+}
+
 } // namespace infinicore

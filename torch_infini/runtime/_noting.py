@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from ._kernel_calls import check_call
 from ._plan import ALLOCATIONS, WritingCall, is_view, remembered, storage_key, tensors_of
 
 OP = "torch_infini.runtime.record"
+T = TypeVar("T")
 
 _aten = torch.ops.aten
 _READS = {
@@ -174,6 +175,7 @@ class Recorder(TorchDispatchMode):
         self._noted = noted
         self._keys: dict[int, int] = {}  # storage_key() to the number of a block; the weak reference keeps the address
         self._has_kernels = not emulates_cuda()
+        self._draft: list[Noted] | None = None  # of as_one()
 
     @cached_property
     def _fakes(self) -> FakeTensorMode:
@@ -192,8 +194,31 @@ class Recorder(TorchDispatchMode):
         try:
             return self._dispatch(func, args, kwargs or {})
         except Exception:
-            op_failed()
+            if self._draft is None:
+                op_failed()
             raise
+
+    def as_one(self, name: str, function: Callable[[], T]) -> T:
+        """Call a function, and note its calls under one name; note nothing if it raises.
+
+        Ops of infinicore must not be noted meanwhile.
+        """
+        outer, self._draft = self._draft, []
+        try:
+            result = function()
+            draft = self._draft
+        finally:
+            self._draft = outer
+        for noted in draft:
+            self._keep(name, noted)
+        return result
+
+    def _keep(self, name: str, noted: Noted) -> None:
+        if self._draft is not None:
+            self._draft.append(noted)
+        else:
+            self._noted(name)
+            self.calls.append(noted)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, torch._ops.OpOverload):
@@ -264,8 +289,7 @@ class Recorder(TorchDispatchMode):
             check_call(call)
             found.is_checked = func is facts.form  # what it writes is new, and overlaps nothing
         described = call.mapped(self._part_of)
-        self._noted(facts.name)
-        self.calls.append(Noted(described, native, [self._part_of(t) for t in made] if copies else None))
+        self._keep(facts.name, Noted(described, native, [self._part_of(t) for t in made] if copies else None))
 
     def _native(self, facts: OpFacts) -> bool:
         """Whether the op has a kernel that runs without Python; not where a provider is chosen."""

@@ -102,6 +102,13 @@ class Recording:
         """Return the one that the calling thread is recording, or has not left since an error ended it."""
         return getattr(_thread, "recording", None)
 
+    @classmethod
+    def recorder(cls) -> Recorder | None:
+        """Return what notes the calling thread's calls of torch; None where nothing does, or CUDA captures them."""
+        current = cls.current()
+        machine = None if current is None else current._machine
+        return machine.recorder() if isinstance(machine, _CpuBackend) else None
+
     def __enter__(self) -> Recording:
         if self._state != "new":
             raise RuntimeError(f"{OP}: a graph is recorded once, got a second `with`")
@@ -178,6 +185,9 @@ class _CpuBackend:
 
     def is_active(self) -> bool:
         return self._graph.is_active()
+
+    def recorder(self) -> Recorder | None:
+        return self._recorder if self.is_active() else None
 
     def shared(self) -> int:
         return self._graph.shared()

@@ -34,7 +34,14 @@ public:
     bool is_recorded_now() const;
     // Whether it belongs to the graph whose first run sets `ran`.
     bool is_of(const std::shared_ptr<std::atomic<bool>> &ran) const { return graph_ran_ == ran; }
-    void set_graph(std::shared_ptr<const std::atomic<bool>> ran) { graph_ran_ = std::move(ran); }
+    // Whether it is a block of that graph's pool, too, which lives as long as the graph.
+    bool is_pooled_by(const std::shared_ptr<std::atomic<bool>> &ran) const { return is_pooled_ && is_of(ran); }
+    void set_pool(std::shared_ptr<const std::atomic<bool>> ran) {
+        graph_ran_ = std::move(ran);
+        is_pooled_ = true;
+    }
+    // Lets it belong to the graph that this thread records, where there is one, which writes it but does not own it.
+    void set_recorded_now();
 
 private:
     std::byte *data_;
@@ -42,6 +49,7 @@ private:
     Device device_;
     Deleter deleter_;
     bool pinned_;
+    bool is_pooled_ = false;
     std::shared_ptr<const std::atomic<bool>> graph_ran_;
 };
 

@@ -61,7 +61,7 @@ void note(Recording &recording, std::shared_ptr<RecordedCall> call, const Argume
         Recorder::keep(recording, tensor);
         call->set_address(i, const_cast<std::byte *>(tensor->data()));
         call->tensors.push_back({arguments[i].name, tensor->to_blob(), arguments[i].access,
-                                 tensor->memory()->is_of(recording.pool->ran), tensor->memory()});
+                                 tensor->memory()->is_pooled_by(recording.pool->ran), tensor->memory()});
     }
     Recorder::add(std::move(call));
 }

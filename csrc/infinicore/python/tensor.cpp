@@ -81,6 +81,7 @@ void bind_tensor(py::module_ &module) {
         .def("is_pinned", [](const Tensor &self) { return self->is_pinned(); })
         .def("is_recorded_only", [](const Tensor &self) { return self->memory()->is_recorded_only(); })
         .def("is_recorded_now", [](const Tensor &self) { return self->memory()->is_recorded_now(); })
+        .def("set_recorded_now", [](const Tensor &self) { self->memory()->set_recorded_now(); })
         .def("info", [](const Tensor &self) { return self->info(); })
         .def(
             "debug", [](const Tensor &self) { self->debug(); }, WithoutGil())

@@ -14,18 +14,7 @@ import torch
 
 from ._arguments import described
 from ._bridge import as_torch, from_torch, record_or_run
-from ._conversion import (
-    Sources,
-    by_device,
-    check_out,
-    converted,
-    copies_do,
-    leaves,
-    outs,
-    rebuilt,
-    write,
-    write_by_torch,
-)
+from ._conversion import TorchCall, by_device, check_out, outs
 from ._recording import SIZED_BY_VALUES, VIEWS, record
 from ._rules import RULES, Compute, Rule
 from .lib import _infinicore
@@ -63,25 +52,17 @@ def adapted(name: str) -> Callable[..., Any]:
 
 
 def _run(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-    sources = Sources(_readable)
-    their_args, their_kwargs = converted(args, kwargs, sources, _called_with_ours)
-    results: list[Any] = []
-
-    def made(value: torch.Tensor) -> Tensor:
-        view = sources.view(value)
-        return from_torch(_plain(value)) if view is None else view
+    call = TorchCall(compute, args, kwargs, _readable, _called_with_ours)
+    results = [out]
 
     def function() -> None:
-        result = compute(their_args, their_kwargs)
         if out is None:
-            results.append(rebuilt(result, made))
+            results[0] = call.result(lambda value: from_torch(_plain(value)))
         else:
-            values, views = list(leaves(result)), [as_torch(tensor) for tensor in outs(out)]
-            if copies_do(values, views) or not write_by_torch(compute.theirs, their_args, their_kwargs, views):
-                write(values, list(zip(outs(out), views)))
+            call.write([(tensor, as_torch(tensor)) for tensor in outs(out)])
 
-    record_or_run(function, by_device([*sources.tensors, *outs(out)]))
-    return results[0] if out is None else out
+    record_or_run(function, by_device([*call.sources.tensors, *outs(out)]))
+    return results[0]
 
 
 def _readable(tensor: Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ torch gets views of the tensors' memory: nothing is copied but results into `out
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from . import utils
 from ._arguments import described
 from ._bridge import check_torch_has
+from ._rules import Compute
 from .device import device as Device
 from .dtype import dtype as DataType
 from .tensor import Tensor
@@ -24,20 +26,11 @@ class Sources:
     def __init__(self, make: Callable[[Tensor], torch.Tensor]) -> None:
         self._make = make
         self._found: dict[int, tuple[Tensor, torch.Tensor]] = {}
-        self._kept: list[torch.Tensor] = []  # of a Sources without tensors
 
     def __getitem__(self, tensor: Tensor) -> torch.Tensor:
         if id(tensor) not in self._found:
             self._found[id(tensor)] = tensor, self._make(tensor)
         return self._found[id(tensor)][1]
-
-    def of(self, tensors: Sequence[Tensor]) -> Sources:
-        """The same with other tensors, as many, or with none for the time being."""
-        made = [source for _, source in self._found.values()] or self._kept
-        other = Sources(self._make)
-        other._kept = made
-        other._found = {id(tensor): (tensor, source) for tensor, source in zip(tensors, made)}
-        return other
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -65,24 +58,85 @@ def converted(
     args: tuple[Any, ...], kwargs: dict[str, Any], sources: Sources, wrap: Callable[[Callable[..., Any]], Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments as torch takes them; `wrap` does so for functions."""
-
-    def convert(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return sources[value]
-        if isinstance(value, torch.Tensor):
-            raise TypeError("tensors must be infinicore.Tensor, got a torch.Tensor: use from_torch()")
-        if isinstance(value, DataType):
-            return utils.to_torch_dtype(value)
-        if isinstance(value, Device):
-            return torch_device(value)
-        if type(value) in (list, tuple):
-            return type(value)(map(convert, value))
-        return wrap(value) if callable(value) and not isinstance(value, type) else value
-
-    theirs = {name: convert(value) for name, value in kwargs.items()}
+    theirs = {name: _converted(value, sources, wrap) for name, value in kwargs.items()}
     if isinstance(theirs.get("device"), str):
         theirs["device"] = torch_device(Device(theirs["device"]))
-    return [convert(value) for value in args], theirs
+    return [_converted(value, sources, wrap) for value in args], theirs
+
+
+# No function within converted(): one that calls itself refers to itself, and would keep the tensors for a while.
+def _converted(value: Any, sources: Sources, wrap: Callable[[Callable[..., Any]], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return sources[value]
+    if isinstance(value, torch.Tensor):
+        raise TypeError("tensors must be infinicore.Tensor, got a torch.Tensor: use from_torch()")
+    if isinstance(value, DataType):
+        return utils.to_torch_dtype(value)
+    if isinstance(value, Device):
+        return torch_device(value)
+    if type(value) in (list, tuple):
+        return type(value)([_converted(item, sources, wrap) for item in value])
+    return wrap(value) if callable(value) and not isinstance(value, type) else value
+
+
+class TorchCall:
+    """A call of infinicore with its arguments as torch takes them.
+
+    Attributes:
+        sources: The tensors among the arguments.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        view: Callable[[Tensor], torch.Tensor],
+        wrap: Callable[[Callable[..., Any]], Any],
+    ) -> None:
+        self._compute, self.sources = compute, Sources(view)
+        self._args, self._kwargs = converted(args, kwargs, self.sources, wrap)
+
+    def __call__(self) -> Any:
+        """Return torch's result."""
+        return self._compute(self._args, self._kwargs)
+
+    def result(self, made: Callable[[torch.Tensor], Tensor]) -> Any:
+        """Return the result with infinicore tensors: the arguments and views of them, and what is made of others."""
+
+        def convert(value: torch.Tensor) -> Tensor:
+            view = self.sources.view(value)
+            return made(value) if view is None else view
+
+        return rebuilt(self(), convert)
+
+    def write(
+        self, outs: Sequence[tuple[Tensor, torch.Tensor]], directly: Callable[[Callable[[], Any]], Any] | None = None
+    ) -> None:
+        """Write the results to tensors, each with torch's view of it, as torch's own `out` would.
+
+        directly: Calls the function that does it so; None: nothing else does.
+        """
+        values, views = list(leaves(self())), [view for _, view in outs]
+        if copies_do(values, views) or not self.takes_out(views, directly):
+            check_results(values, outs)
+            for value, view in zip(values, views):
+                view.copy_(value)
+
+    def takes_out(
+        self, views: Sequence[torch.Tensor], directly: Callable[[Callable[[], Any]], Any] | None = None
+    ) -> bool:
+        """Call torch's function with its own `out`; False if it has none or refuses these."""
+        out = tuple(views) if len(views) > 1 else views[0]
+
+        def function() -> None:
+            self._compute.theirs(*self._args, **self._kwargs, out=out)
+
+        try:
+            function() if directly is None else directly(function)
+        except Exception:  # what is wrong, check_results() says
+            return False
+        return True
 
 
 def torch_device(device: Device) -> torch.device:
@@ -141,7 +195,7 @@ def check_results(
     for value, (tensor, view) in zip(values, outs):
         if list(value.shape) != tensor.shape:
             raise ValueError(f"out must have the shape of the result, {list(value.shape)}, got {tensor.shape}")
-        if not torch.can_cast(value.dtype, view.dtype):
+        if not _casts(value.dtype, view.dtype):
             raise TypeError(f"out must have a dtype that takes the result's, {value.dtype}, got {tensor.dtype}")
         if (device or value.device) != view.device:
             raise ValueError(f"out must be on the device of the result, {device or value.device}, got {tensor.device}")
@@ -155,9 +209,11 @@ def copies_do(values: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> 
     """
     if [value.shape for value in values] != [view.shape for view in views]:
         return True
-    return all(
-        torch.can_cast(value.dtype, view.dtype) and not _may_share_elements(view) for value, view in zip(values, views)
-    )
+    return all(_casts(value.dtype, view.dtype) and not _may_share_elements(view) for value, view in zip(values, views))
+
+
+# Under a recorder torch.can_cast() is a call that is looked at, as others.
+_casts = cache(torch.can_cast)
 
 
 def _may_share_elements(view: torch.Tensor) -> bool:
@@ -167,20 +223,3 @@ def _may_share_elements(view: torch.Tensor) -> bool:
             return True
         span += stride * (size - 1)
     return False
-
-
-def write_by_torch(
-    theirs: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], views: Sequence[torch.Tensor]
-) -> bool:
-    """Call torch's function with its own `out`; False if it has none or refuses these."""
-    try:
-        theirs(*args, **kwargs, out=tuple(views) if len(views) > 1 else views[0])
-    except Exception:  # write() says what is wrong
-        return False
-    return True
-
-
-def write(values: Sequence[torch.Tensor], outs: Sequence[tuple[Tensor, torch.Tensor]]) -> None:
-    check_results(values, outs)
-    for value, (_, view) in zip(values, outs):
-        view.copy_(value)
