@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from support.sanitizers import sanitized
 from torch_infini.runtime import Program, program
-from torch_infini.runtime.programs import plan_memory
+from torch_infini.runtime._memory import plan_memory
 from torch_infini.testing import as_tuple, call
 from torch_infini.testing.compare import copied
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -18,16 +18,17 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._core.library import emulates_cuda
-from ..ops import REGISTRY, chosen_providers
+from ..ops import chosen_providers
+from ._facts import STAYS, OpFacts, facts_of
 from ._graph import op_failed
 from ._kernel_calls import check_call
-from ._plan import ALLOCATIONS, WritingCall, is_view, remembered, storage_key, tensors_of
+from ._memory import Blocks, StorageView, views_of
+from ._plan import WritingCall, remembered, tensors_of
 
 OP = "torch_infini.runtime.record"
 T = TypeVar("T")
@@ -38,44 +39,6 @@ _READS = {
     for name in ("tolist", "numpy", "__array__", "__repr__", "__format__", "__deepcopy__", "__reduce_ex__")
 }
 _COPIES = (_aten._to_copy.default, _aten.clone.default)  # whose out form is copy_
-_OF_FACTORIES = {"dtype", "layout", "device", "pin_memory"}  # which an out form takes from its tensor
-_STAYS = (_aten.detach_.default,)  # of torch.tensor() in inference mode
-_OTHER_MEMORY = {"aten::set_", "aten::resize_", "aten::resize_as_"}
-
-
-@dataclass(slots=True, unsafe_hash=True)
-class StorageView:
-    """A tensor in memory that the recording made: where it is in a block, which this does not keep."""
-
-    block: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int  # elements
-    conj: bool
-    neg: bool
-
-    def of(self, storage: torch.UntypedStorage, start: int) -> Tensor:
-        """Return the tensor in a block that begins `start` bytes into a storage."""
-        tensor = torch.empty(0, dtype=self.dtype)
-        tensor.set_(storage, start // self.dtype.itemsize + self.offset, self.shape, self.stride)
-        if self.conj:
-            torch._C._set_conj(tensor, True)
-        if self.neg:
-            torch._C._set_neg(tensor, True)
-        return tensor
-
-
-@dataclass
-class RecordedStorage:
-    """A storage that the recording made, alive as long as the caller holds a tensor in it."""
-
-    nbytes: int
-    ref: StorageWeakRef
-
-    def held(self) -> torch.UntypedStorage | None:
-        """Return the storage if the caller holds it still."""
-        return torch.UntypedStorage._new_with_weak_ptr(self.ref.cdata)
 
 
 @dataclass
@@ -93,8 +56,7 @@ class Noted:
 
     def parts(self) -> list[StorageView]:
         """Return the parts of blocks that it reads or writes."""
-        values = pytree.tree_leaves((self.call.args, self.call.kwargs, self.copies))
-        return [value for value in values if isinstance(value, StorageView)]
+        return views_of((self.call.args, self.call.kwargs, self.copies))
 
 
 @dataclass
@@ -171,9 +133,8 @@ class Recorder(TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         self._active = active
         self.calls: list[Noted] = []
-        self.blocks: list[RecordedStorage] = []
+        self.blocks = Blocks()
         self._noted = noted
-        self._keys: dict[int, int] = {}  # storage_key() to the number of a block; the weak reference keeps the address
         self._has_kernels = not emulates_cuda()
         self._draft: list[Noted] | None = None  # of as_one()
 
@@ -231,21 +192,11 @@ class Recorder(TorchDispatchMode):
             if facts.decomposes:
                 with self:  # in inference mode reshape and its like come as they are
                     return func.decompose(*args, **kwargs)
-            if facts.is_view or func in _STAYS:
+            if facts.is_view or func in STAYS:
                 return func(*args, **kwargs)
             if facts.returns_values:
                 _refuse_reading(str(func))
         return self._note(facts, args, kwargs)
-
-    def part(self, tensor: Tensor) -> Tensor | StorageView:
-        """Describe a tensor that the recording made; return an alias of any other, to which nothing can happen."""
-        block = self._keys.get(storage_key(tensor))
-        if block is None:
-            return tensor.detach()
-        offset = int(tensor.storage_offset())
-        return StorageView(
-            block, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, tensor.is_conj(), tensor.is_neg()
-        )
 
     def _note(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = self._fake_results(facts.func, args, kwargs)
@@ -280,24 +231,21 @@ class Recorder(TorchDispatchMode):
         copies = count > 0
         if copies and func in _COPIES:
             func, args, kwargs, copies = _aten.copy_.default, (made[0], args[0]), {}, False
-        elif copies and facts.form is not None and count == len(made):
-            kwargs = {name: value for name, value in kwargs.items() if name in facts.form_takes}
-            kwargs.update(zip(facts.form_outs, made, strict=True))
-            func, copies = facts.form, False
+        elif copies and count == len(made) and (form := facts.form) is not None:
+            kwargs = {name: value for name, value in kwargs.items() if name in form.arguments}
+            kwargs.update(zip(form.outs, made, strict=True))
+            func, copies = form.func, False
         call, native = WritingCall(func, args, kwargs), not copies and self._native(facts)
         if native and not facts.has_group and not found.is_checked:  # other ranks would wait
             check_call(call)
-            found.is_checked = func is facts.form  # what it writes is new, and overlaps nothing
-        described = call.mapped(self._part_of)
-        self._keep(facts.name, Noted(described, native, [self._part_of(t) for t in made] if copies else None))
+            found.is_checked = func is not facts.func  # what it writes is new, and overlaps nothing
+        described = call.mapped(self.blocks.part)
+        self._keep(facts.name, Noted(described, native, [self.blocks.part(t) for t in made] if copies else None))
 
     def _native(self, facts: OpFacts) -> bool:
         """Whether the op has a kernel that runs without Python; not where a provider is chosen."""
         op = facts.kernel
         return op is not None and self._has_kernels and not any(p.op == op for p in chosen_providers("cpu"))
-
-    def _part_of(self, value: Any) -> Any:
-        return self.part(value) if isinstance(value, Tensor) else value
 
     def _fake_results(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeResults:
         """Call the op with fakes, once for all calls that are alike; RuntimeError for what depends on values."""
@@ -331,9 +279,7 @@ class Recorder(TorchDispatchMode):
         """Return a tensor as the fake, with memory that holds nothing."""
         _check_place(fake)
         tensor = _empty_like(fake)
-        storage = tensor.untyped_storage()
-        self._keys[storage._cdata] = len(self.blocks)
-        self.blocks.append(RecordedStorage(storage.nbytes(), StorageWeakRef(storage)))
+        self.blocks.add(tensor)
         return tensor
 
 
@@ -346,76 +292,6 @@ def _empty_like(fake: Tensor) -> Tensor:
 
 KNOWN = 1024  # calls whose results are remembered: layers of a model make the same ones
 _known: dict[Any, FakeResults] = {}  # by all that they depend on
-
-
-class OpFacts:
-    """What torch knows of an op, found once: each question to a schema makes new objects.
-
-    Attributes:
-        name: As in reports: "aten.add.Tensor".
-        aliases: Of each result, the letter in the schema of the argument that it is; None: it is new.
-        written: The places and names of the arguments that the op writes, by their letters.
-        allocates: Whether the result is fresh memory, and nothing is computed.
-        moves: Whether it gives a tensor another place or shape.
-        form: The op's out form, which out_form() finds, with the names of all that it takes and of what it writes.
-        kernel: The name in our registry; None: it is not ours.
-    """
-
-    def __init__(self, func: torch._ops.OpOverload) -> None:
-        schema, arguments = func._schema, list(func._schema.arguments)
-        self.func, self.name = func, str(func)
-        self.aliases = [_letter(result) for result in schema.returns]
-        self.written = {
-            _letter(argument): (i, argument.name)
-            for i, argument in enumerate(arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        }
-        self.is_view = is_view(func)
-        self.allocates = func.overloadpacket in ALLOCATIONS and not schema.is_mutable
-        self.returns_values = any("Tensor" not in str(result.type) for result in schema.returns)
-        self.depends_on_values = torch.Tag.data_dependent_output in func.tags
-        self.moves = (torch.Tag.inplace_view in func.tags and func not in _STAYS) or schema.name in _OTHER_MEMORY
-        composite = torch._C.DispatchKey.CompositeImplicitAutograd
-        self.decomposes = composite in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), composite
-        )
-        self.has_group = "group" in (argument.name for argument in arguments)
-        self.form = None if schema.is_mutable else out_form(func)
-        taken = [] if self.form is None else self.form._schema.arguments
-        self.form_takes = {argument.name for argument in taken}
-        self.form_outs = [argument.name for argument in taken if argument.is_out]
-        name = schema.name.removeprefix("infini::")
-        op = name if name in REGISTRY else name.removesuffix("_")
-        self.kernel = op if func.namespace == "infini" and op in REGISTRY else None
-
-
-facts_of = cache(OpFacts)
-
-
-def _letter(value: Any) -> str | None:
-    """Return the letter of what an argument or a result shares in a schema; a list of views has none."""
-    return None if value.alias_info is None else next(iter(value.alias_info.before_set), None)
-
-
-def out_form(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """Return the overload that writes an op's results into tensors that it is given; None: there is none."""
-    given = {argument.name: str(argument.type) for argument in func._schema.arguments}
-    if "reduction" in given:  # out forms of losses write what they reduce to the same tensor first, and resize it
-        return None
-    order = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]
-    for overload in func.overloadpacket.overloads():
-        form = getattr(func.overloadpacket, overload)
-        outs = [argument for argument in form._schema.arguments if argument.is_out]
-        taken = {argument.name: str(argument.type) for argument in form._schema.arguments if not argument.is_out}
-        if (
-            len(outs) == len(func._schema.returns)
-            and all(str(argument.type) == "Tensor" for argument in outs)
-            and all(given.get(name) == type_ for name, type_ in taken.items())
-            and given.keys() - taken.keys() <= _OF_FACTORIES
-            and [argument.name for argument in form._schema.arguments if not argument.kwarg_only] == order
-        ):
-            return form
-    return None
 
 
 def _fake(value: Any) -> Any:

@@ -1,9 +1,8 @@
-"""What program() and record() share: calls that write into given tensors, and memory planned by lifetimes."""
+"""What program() and record() share: calls that write into given tensors, and what is remembered of them."""
 
 from __future__ import annotations
 
 import threading
-from bisect import insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,11 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-
-_ALIGNMENT = 64  # bytes: a cache line, and what torch's own memory has
-
-_aten = torch.ops.aten
-ALLOCATIONS = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided)
 
 _thread = threading.local()
 
@@ -67,10 +61,6 @@ class WritingCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors among the arguments."""
-        return tensors_of((self.args, self.kwargs))
-
     def mapped(self, function: Callable[[Any], Any]) -> WritingCall:
         """Return the call with other arguments."""
         return WritingCall(self.func, _mapped(self.args, function), _mapped(self.kwargs, function))
@@ -121,32 +111,6 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def plan_memory(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
-    """Place blocks of memory so that none overlaps another during its lifetime; return offsets and the total size.
-
-    The largest first, each at the lowest offset that is free.
-    """
-    offsets: dict[int, int] = {}
-    placed: list[tuple[int, int, int, int]] = []  # (offset, end, first call, last call)
-    for key in sorted(lives, key=lambda key: -sizes[key]):
-        size = -(-sizes[key] // _ALIGNMENT) * _ALIGNMENT
-        first, last = lives[key]
-        offset = 0
-        for other, end, other_first, other_last in placed:
-            if other_first <= last and first <= other_last:
-                if offset + size <= other:
-                    break
-                offset = max(offset, end)
-        offsets[key] = offset
-        insort(placed, (offset, offset + size, first, last))
-    return offsets, max((end for _, end, _, _ in placed), default=0)
-
-
-def storage_key(tensor: Tensor) -> int:
-    """Return a key that all views of one storage share."""
-    return tensor.untyped_storage()._cdata
-
-
 def tensors_of(values: Any) -> list[Tensor]:
     """Return the tensors in tuples, lists and dicts."""
     if isinstance(values, Tensor):
@@ -156,8 +120,3 @@ def tensors_of(values: Any) -> list[Tensor]:
     elif not isinstance(values, (list, tuple)):
         return []
     return [tensor for value in values for tensor in tensors_of(value)]
-
-
-def is_view(func: torch._ops.OpOverload) -> bool:
-    """Whether an op returns its argument's memory, and writes nothing."""
-    return not func._schema.is_mutable and any(result.alias_info for result in func._schema.returns)

@@ -17,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .._core.devices import backing_type
 from .._core.library import emulates_cuda
 from ..ops import REGISTRY, chosen_providers
+from ._facts import OpFacts, facts_of
 from ._kernel_calls import KernelCalls
-from ._plan import ALLOCATIONS, WritingCall, is_view, noting, plan_memory, refuse_inside, storage_key, tensors_of
+from ._memory import Blocks, PlannedMemory, StorageView, views_of
+from ._plan import WritingCall, noting, refuse_inside, tensors_of
 
 _OP = "torch_infini.runtime.program"
 _NESTED = f"{_OP}: fn must not make or replay another program, got one that does"
@@ -93,11 +95,18 @@ class Program:
         self._lock = threading.Lock()
         self.calls = len(notes.calls)
         with torch.inference_mode(False), torch.no_grad():
-            arena = _Arena(notes, results)
-            self.arena_bytes = arena.bytes
-            self._kernels = KernelCalls(_OP, [call.mapped(arena.moved) for call in notes.calls])
-            arena.copy(results)
-            self.outputs = pytree.tree_unflatten(map(arena.moved, results), spec)
+            parts = [notes.blocks.part(leaf) for leaf in results]
+            made = {
+                part.block: leaf for part, leaf in zip(parts, results, strict=True) if isinstance(part, StorageView)
+            }
+            named = [views_of((call.args, call.kwargs)) for call in notes.calls]
+            memory = PlannedMemory(notes.blocks, [*named, views_of(parts)], moves_held=True, device=notes.device)
+            self.arena_bytes = memory.arena_bytes
+            self._kernels = KernelCalls(_OP, [call.mapped(memory.tensor) for call in notes.calls])
+            for block, leaf in made.items():
+                memory.fill(block, leaf.untyped_storage())
+            outputs = [memory.tensor(p) if isinstance(p, StorageView) else leaf for p, leaf in zip(parts, results)]
+            self.outputs = pytree.tree_unflatten(outputs, spec)
 
     def __call__(self) -> Any:
         """Call replay()."""
@@ -123,15 +132,15 @@ class _Notes(TorchDispatchMode):
     """Runs and records the ops that fn calls; refuses those that cannot be replayed.
 
     Attributes:
-        calls: In order; a functional form is noted as the out form.
+        calls: In order, with StorageViews of what fn made; a functional form is noted as the out form.
         device: Where the tensors are: the CPU, or infini backed by it; the CPU before the first.
-        made: The memory that fn made, by storage_key(). Kept, so that none has the address of one before it.
+        blocks: The memory that fn made.
     """
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
         self.calls: list[WritingCall] = []
-        self.made: dict[int, torch.UntypedStorage] = {}
+        self.blocks = Blocks()
         self.device = torch.device("cpu")
         self._any = False
 
@@ -145,89 +154,52 @@ class _Notes(TorchDispatchMode):
         kwargs = kwargs or {}
         self.check_devices((args, kwargs))
         if isinstance(func, torch._ops.OpOverload):
+            facts = facts_of(func)
             if func.namespace == "infini":
-                return self._note(func, args, kwargs)
-            if func.overloadpacket in ALLOCATIONS and not func._schema.is_mutable:
+                return self._note(facts, args, kwargs)
+            if facts.allocates:
                 return self._keep(func(*args, **kwargs))
-            with self:  # in inference mode reshape and its like come as they are
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-            if func.namespace == "aten" and is_view(func):
+            if facts.decomposes:
+                with self:  # in inference mode reshape and its like come as they are
+                    return func.decompose(*args, **kwargs)
+            if func.namespace == "aten" and facts.is_view:
                 return func(*args, **kwargs)
         raise RuntimeError(
             f"{_OP}: fn must call nothing but ops of torch.ops.infini, views that need no copy and torch.empty, "
             f"got {func}"
         )
 
-    def _note(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = func._schema.name.removeprefix("infini::")
-        functional = not func._schema.is_mutable
-        if functional and name not in REGISTRY:
+    def _note(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        func, op = facts.func, facts.kernel
+        if op is None and not facts.is_mutable:
             raise RuntimeError(f"{_OP}: every op must have an out form or write into its arguments, got {func}")
-        op = name if name in REGISTRY else name.removesuffix("_")
         if provider := next((p for p in chosen_providers("cpu") if p.op == op), None):
             raise RuntimeError(
                 f"{_OP}: every op must have our kernel, which needs no Python, got {op} from provider {provider.name!r}"
             )
         result = func(*args, **kwargs)
-        if functional:
-            spec, results = REGISTRY[name], result if isinstance(result, tuple) else (result,)
+        if op is not None and not facts.is_mutable:
+            spec, results = REGISTRY[op], result if isinstance(result, tuple) else (result,)
             self._keep(results)
             func, kwargs = spec.out, {**kwargs, **dict(zip(spec.out_names, results, strict=True))}
-        self.calls.append(WritingCall(func, args, kwargs))
+        self.calls.append(WritingCall(func, args, kwargs).mapped(self.blocks.part))
         return result
 
     def _keep(self, made: Any) -> Any:
         self.check_devices(made)
-        self.made.update({storage_key(tensor): tensor.untyped_storage() for tensor in tensors_of(made)})
+        for tensor in tensors_of(made):
+            self.blocks.add(tensor)
         return made
 
     def check_devices(self, values: Any) -> None:
         """Raise RuntimeError unless all tensors so far are in the CPU's memory, and on one device."""
         for tensor in tensors_of(values):
+            if self._any and tensor.device == self.device:
+                continue
             if backing_type(tensor.device) != "cpu":
                 raise RuntimeError(f"{_OP}: every tensor must be on the CPU ({_ON_CUDA}), got one on {tensor.device}")
-            if self._any and tensor.device != self.device:
+            if self._any:
                 raise RuntimeError(
                     f"{_OP}: all tensors must be on one device, got one on {tensor.device} after one on {self.device}"
                 )
             self.device, self._any = tensor.device, True
-
-
-class _Arena:
-    """The memory of all tensors that fn made; tensors whose lifetimes do not overlap may share addresses."""
-
-    def __init__(self, notes: _Notes, results: Sequence[Any]) -> None:
-        lives: dict[int, tuple[int, int]] = {}  # from the first call to the last that uses it
-
-        def use(tensors: Sequence[Tensor], when: int) -> None:
-            for key in map(storage_key, tensors):
-                if key in notes.made:
-                    lives[key] = (lives.get(key, (when, when))[0], when)
-
-        for when, call in enumerate(notes.calls):
-            use(call.tensors(), when)
-        use(tensors_of(results), len(notes.calls))  # to the end
-        self._offsets, self.bytes = plan_memory({key: notes.made[key].nbytes() for key in lives}, lives)
-        self._device = notes.device
-        self._storage = torch.empty(self.bytes, dtype=torch.uint8, device=self._device).untyped_storage()
-        self._moved: dict[int, Tensor] = {}
-
-    def copy(self, made: Sequence[Any]) -> None:
-        """Copy the contents of those tensors that fn made to the arena."""
-        for storage in {storage_key(tensor): tensor.untyped_storage() for tensor in tensors_of(made)}.values():
-            if (offset := self._offsets.get(storage._cdata)) is not None:
-                whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
-                whole.new_empty(0).set_(self._storage, offset, whole.shape, (1,)).copy_(whole)
-
-    def moved(self, value: Any) -> Any:
-        """Return a tensor that fn made at its place in the arena; return any other value as it is."""
-        offset = self._offsets.get(storage_key(value)) if isinstance(value, Tensor) else None
-        if offset is None:
-            return value
-        if id(value) not in self._moved:
-            start = offset // value.element_size() + value.storage_offset()
-            place_ = torch.empty(0, dtype=value.dtype, device=self._device)
-            self._moved[id(value)] = place_.set_(self._storage, start, value.shape, value.stride())
-        return self._moved[id(value)]

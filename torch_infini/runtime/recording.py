@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ._bound import bound, copy_results, run_all
 from ._graph import OpGraph, is_recording
 from ._kernel_calls import REPLAY, KernelCalls
-from ._noting import OP, Checker, Noted, Readers, Recorder, StorageView
-from ._plan import capturing, noting, plan_memory, refuse_inside, tensors_of
+from ._memory import PlannedMemory
+from ._noting import OP, Checker, Noted, Readers, Recorder
+from ._plan import capturing, noting, refuse_inside, tensors_of
 
 _thread = threading.local()
 
@@ -203,7 +203,7 @@ class _CpuBackend:
         assert recorder is not None
         self._graph.end()
         with torch.inference_mode(False), torch.no_grad():
-            memory = _Memory(recorder)
+            memory = PlannedMemory(recorder.blocks, [noted.parts() for noted in recorder.calls])
             self.arena_bytes, self.held_bytes = memory.arena_bytes, memory.held_bytes
             # C calls neighbours of a kind at once, and none over ops of infinicore's, where the place grows by more.
             steps = [
@@ -214,7 +214,7 @@ class _CpuBackend:
                 members = list(group)
                 self._bind(members[0][0], native, [noted for _, _, noted in members], memory)
 
-    def _bind(self, index: int, native: bool, group: Sequence[Noted], memory: _Memory) -> None:
+    def _bind(self, index: int, native: bool, group: Sequence[Noted], memory: PlannedMemory) -> None:
         if native:
             kernels = KernelCalls(OP, [noted.call.mapped(memory.tensor) for noted in group])
             self._graph.bind(index, REPLAY, kernels.handle, kernels)
@@ -237,32 +237,6 @@ class _CpuBackend:
             f"{self._graph.report()}\n{self.calls} ops of torch, none fused; dropped results share {self.arena_bytes} "
             f"bytes, held ones have {self.held_bytes}"
         )
-
-
-class _Memory:
-    """The memory of recorded results: the caller's where it holds them, else one arena, planned by lifetimes."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        lives: dict[int, tuple[int, int]] = {}  # from the first call to the last that uses a block
-        for when, noted in enumerate(recorder.calls):
-            for part in noted.parts():
-                lives[part.block] = (lives.get(part.block, (when, when))[0], when)
-        self._held = {i: storage for i in lives if (storage := recorder.blocks[i].held()) is not None}
-        self.held_bytes = sum(recorder.blocks[i].nbytes for i in self._held)
-        dropped = {i: life for i, life in lives.items() if i not in self._held}
-        self._offsets, self.arena_bytes = plan_memory({i: recorder.blocks[i].nbytes for i in dropped}, dropped)
-        self._arena = torch.empty(self.arena_bytes, dtype=torch.uint8).untyped_storage()
-        self._tensors: dict[StorageView, Tensor] = {}
-
-    def tensor(self, value: Any) -> Any:
-        """Return the tensor of a Part; return any other value as it is."""
-        if not isinstance(value, StorageView):
-            return value
-        if value not in self._tensors:
-            held = self._held.get(value.block)
-            where = (self._arena, self._offsets[value.block]) if held is None else (held, 0)
-            self._tensors[value] = value.of(*where)
-        return self._tensors[value]
 
 
 class SharedRecording(Recording):
@@ -348,7 +322,7 @@ class _CudaBackend:
         return f"a CUDA graph on {self._device}, captured"
 
 
-def _bound(noted: Noted, memory: _Memory) -> Callable[[], object]:
+def _bound(noted: Noted, memory: PlannedMemory) -> Callable[[], object]:
     function = bound(noted.call.mapped(memory.tensor))
     if noted.copies is None:
         return function
