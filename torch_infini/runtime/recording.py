@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ._bound import bound, copy_results, run_all
+from ._facts import facts_of
 from ._graph import OpGraph, is_recording
 from ._kernel_calls import REPLAY, KernelCalls
 from ._memory import PlannedMemory
@@ -161,6 +162,12 @@ def refuse_inside_recording() -> None:
         refuse_inside()
     if is_recording():
         raise RuntimeError(f"{OP}: this thread records a graph already, and recordings do not nest")
+
+
+def computes(func: torch._ops.OpOverload) -> bool:
+    """Whether an op does more than return a view, or memory that holds nothing."""
+    facts = facts_of(func)
+    return not (facts.is_view or facts.allocates)
 
 
 class _CpuBackend:

@@ -15,13 +15,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ...runtime.recording import Recording, SharedRecording
+from ...runtime.recording import Recording, SharedRecording, computes
 from .lib import _infinicore
 
 _thread = threading.local()
-
-_aten = torch.ops.aten
-_ALLOCATIONS = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided)
 
 
 def start(function: str, ends_at_errors: bool) -> None:
@@ -144,8 +141,7 @@ class _Refuser(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        is_view = not func._schema.is_mutable and any(result.alias_info for result in func._schema.returns)
-        if self._recording.is_active() and not is_view and func.overloadpacket not in _ALLOCATIONS:
+        if self._recording.is_active() and computes(func):
             _infinicore.GraphRecording.op_failed()
             raise RuntimeError(
                 f"infinicore: a graph on {_infinicore.get_device()} records no ops of torch (use infinicore's, or "
