@@ -136,6 +136,21 @@ def test_the_model_stays_the_callers() -> None:
     assert torch.equal(model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, do_sample=False), expected)
 
 
+def test_weights_lie_in_one_stretch(tmp_path: Path) -> None:
+    """Of large pages, each aligned to a cache line and with a storage of its own: the model is saved as before."""
+    model: Any = FAMILIES[0].build(num_hidden_layers=2, hidden_size=512, intermediate_size=1024)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    kept = model.lm_head.weight
+    served(model)
+    weights = [p for p in model.parameters() if p.dim() == 2]
+    assert model.lm_head.weight is kept
+    assert all(p.data_ptr() % 64 == 0 and p.untyped_storage().nbytes() == p.nbytes for p in weights)
+    assert max(p.data_ptr() for p in weights) - min(p.data_ptr() for p in weights) < 2 * sum(p.nbytes for p in weights)
+    model.save_pretrained(tmp_path)
+    again: Any = type(model).from_pretrained(tmp_path, trust_remote_code=False)
+    assert all(torch.equal(value, before[name]) for name, value in again.state_dict().items())
+
+
 def test_weights_are_read_where_they_are() -> None:
     """A change of a weight changes the next step, a recorded one too."""
     model: Any = FAMILIES[0].build()

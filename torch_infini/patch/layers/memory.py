@@ -11,14 +11,8 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from ..._core.devices import on_cpu, unwrap
-from ..._core.memory import allocate
+from ..._core.memory import LINE, allocate, allocate_like
 from ..shares import local
-
-LINE = 64  # bytes
-
-
-def moved(x: Tensor) -> Tensor:
-    return allocate(*x.shape, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def align(modules: Iterable[nn.Module]) -> None:
@@ -27,11 +21,39 @@ def align(modules: Iterable[nn.Module]) -> None:
     Views of larger tensors are left, because their owner may rely on the sharing; except this rank's shard of a weight,
     which transformers slices from a mapped file.
     """
+    found: dict[int, Tensor] = {}
     for module in modules:
         parameter = module._parameters.get("weight") if isinstance(module, nn.Linear) else None
         weight = local(parameter)
-        if weight is None or not on_cpu(weight) or weight.data_ptr() % LINE == 0 or unwrap(weight).is_shared():
+        if weight is None or weight.data_ptr() % LINE == 0:
             continue
-        whole = weight.is_contiguous() and weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
-        if whole or weight is not parameter:
-            weight.data = moved(weight.data)
+        if can_move(weight) and (is_whole(weight) or weight is not parameter):
+            found[id(weight)] = weight
+    move(found.values())
+
+
+def use_large_pages(model: nn.Module) -> None:
+    """Copy weights and buffers to large pages, in the order of their modules; the parameter objects stay."""
+    move(x for x in (*model.parameters(), *model.buffers()) if can_move(x) and is_whole(x))
+
+
+def move(tensors: Iterable[Tensor]) -> None:
+    """Give tensors new memory, in large pages; what they had is freed one after the other, unless others hold it."""
+    ours: list[Tensor] = []
+    others: list[Tensor] = []
+    for tensor in tensors:
+        (ours if tensor.device.type == "cpu" else others).append(tensor)
+    for tensor, place in zip(ours, allocate_like(ours), strict=True):
+        tensor.data = place.copy_(tensor.data)
+    for tensor in others:  # of a device whose memory is the CPU's
+        tensor.data = allocate(*tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor.data)
+
+
+def can_move(tensor: Tensor) -> bool:
+    """Return whether a tensor is in this process's memory alone, on the CPU."""
+    return type(tensor) in (Tensor, nn.Parameter) and on_cpu(tensor) and not unwrap(tensor).is_shared()
+
+
+def is_whole(tensor: Tensor) -> bool:
+    """Return whether a tensor is all of its storage."""
+    return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

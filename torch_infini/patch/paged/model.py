@@ -23,6 +23,7 @@ from ...nn.cache import token_bytes
 from ..checks.probe import HALF
 from ..checks.trial import rms, without_side_effects
 from ..layers import interface
+from ..layers.memory import use_large_pages
 from ..layers.paged import PAGED_NAME
 from .calls import PagedCalls, needs_copies
 from .sites import Unserved, configs_of, find_sites, implementation
@@ -83,6 +84,7 @@ class PagedModel:
         self.model = model
         inner, self.device = check_model(model)
         model.eval()
+        use_large_pages(model)
         interface.register()
         self._configs = configs_of(model)
         self._keeps = "logits_to_keep" in inspect.signature(inner.forward).parameters
