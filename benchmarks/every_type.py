@@ -95,9 +95,9 @@ def examine(kind: str) -> Row:
     row.engine = "recorded" if (recordable := llm.engine.model.is_recordable) else "served"
     row.why = "" if recordable else "decode steps run op by op"
     for prompt, output in zip(prompts, outputs, strict=True):
-        logits = logits_of(model, prompt + output.tokens)[len(prompt) - 1 : -1]
-        behind = logits.amax(-1) - logits[torch.arange(len(output.tokens)), output.tokens]
-        if len(output.tokens) != 12 or float(behind.max()) > 1e-3 * size:
+        logits = logits_of(model, prompt + output.token_ids)[len(prompt) - 1 : -1]
+        behind = logits.amax(-1) - logits[torch.arange(len(output.token_ids)), output.token_ids]
+        if len(output.token_ids) != 12 or float(behind.max()) > 1e-3 * size:
             row.engine, row.why = "differs", f"a token is behind the likeliest by {float(behind.max()):.2g}"
     return row
 

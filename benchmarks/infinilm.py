@@ -45,7 +45,7 @@ def infini(model: Llama, requests: Requests, stack: ExitStack) -> Callable[[], i
     """A call that serves the requests through torch_infini.LLM, and returns their tokens."""
     llm = torch_infini.LLM(model, max_sequences=SEQUENCES, cache_blocks=TOKENS // 32, reuse_prefixes=False)
     prompts, counts = requests
-    return lambda: sum(len(output.tokens) for output in llm.generate(prompts, [greedy(count) for count in counts]))
+    return lambda: sum(len(output.token_ids) for output in llm.generate(prompts, [greedy(count) for count in counts]))
 
 
 def through_infinilm(model: Llama, requests: Requests, stack: ExitStack) -> Callable[[], int]:
@@ -64,7 +64,7 @@ def infini_async(model: Llama, requests: Requests, stack: ExitStack) -> Callable
     stack.callback(llm.close)
 
     async def read(prompt: list[int], count: int) -> int:
-        return sum([len(output.completions[0].new_tokens) async for output in llm.stream(prompt, greedy(count))])
+        return sum([len(output.outputs[0].new_token_ids) async for output in llm.stream(prompt, greedy(count))])
 
     return lambda: together(requests, read)
 

@@ -87,7 +87,7 @@ def test_folder(tmp_path: Path) -> None:
     save_patched(model, tmp_path)
     assert torch.equal(logits(load_patched(tmp_path), ids), logits(model, ids))
     output = LLM(tmp_path, progress=False).generate(ids[0].tolist(), SamplingParams.greedy(max_tokens=12))[0]
-    assert list(output.completions[0].tokens) == greedy(model, ids)[0, ids.shape[1] :].tolist()
+    assert list(output.outputs[0].token_ids) == greedy(model, ids)[0, ids.shape[1] :].tolist()
 
 
 def test_fill() -> None:
@@ -182,7 +182,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", str(MODEL), str(out), "--weights", "auto:5.5", "--calibrate", str(text)]) == 0
     said = capsys.readouterr().out
     assert "bits a weight of 5.5" in said and f"written to {out}" in said
-    assert LLM(out, progress=False).generate("def", SamplingParams.greedy(max_tokens=3))[0].completions[0].text
+    assert LLM(out, progress=False).generate("def", SamplingParams.greedy(max_tokens=3))[0].outputs[0].text
     again = tmp_path / "again"
     assert main(["quantize", str(out), str(again), "--weights", "int8"]) == 2
     assert f"MODEL must have weights in full precision, got integers in {out}" in capsys.readouterr().err

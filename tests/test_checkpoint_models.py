@@ -86,7 +86,7 @@ def test_gguf_families_and_mixed_kinds(name: str, tmp_path: Path) -> None:
     assert [part.format for part in model.layers[0].attention.qkv.parts] == ["int4", "dense"]
     assert Llama.from_pretrained(path, progress=False).dtype == torch.float16
     outputs = LLM(path, dtype="float32", progress=False).generate([TOKENS], SamplingParams(max_tokens=4, temperature=0))
-    assert len(outputs[0].tokens) == 4
+    assert len(outputs[0].token_ids) == 4
 
 
 @pytest.mark.parametrize("name", ["gptq-act-order", "pack-quantized-zeros"])
@@ -101,7 +101,7 @@ def test_engine(name: str, tmp_path: Path) -> None:
     for outputs in (llm.generate(prompts, params), [llm.generate([prompt], params)[0] for prompt in prompts]):
         for prompt, output in zip(prompts, outputs, strict=True):
             expected = dense.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False)[0, len(prompt) :]
-            assert output.tokens == expected.tolist()
+            assert output.token_ids == expected.tolist()
 
 
 @pytest.mark.parametrize("ranks", [2])

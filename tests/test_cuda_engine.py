@@ -43,8 +43,8 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
         outputs = finish(engine)
         ids_.append(engine.add(rows[3], SamplingParams.greedy(max_tokens=TOKENS)))
         outputs |= finish(engine)
-        assert [outputs[id].tokens for id in ids_] == want
-        assert outputs[ids_[3]].reused == 32
+        assert [outputs[id].token_ids for id in ids_] == want
+        assert outputs[ids_[3]].num_cached_tokens == 32
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
@@ -58,7 +58,7 @@ def test_integer_weights_in_half_precision(weights: Any, tmp_path: Path) -> None
     for rows in ([row], [row, other]):
         engine = Engine(model, config=EngineConfig(max_length=64))
         ids = [engine.add(r, params) for r in rows]
-        tokens.append(finish(engine)[ids[0]].tokens)
+        tokens.append(finish(engine)[ids[0]].token_ids)
     assert tokens[0] == tokens[1]
 
 
@@ -104,5 +104,5 @@ def test_nan_logits_end_one_request(tmp_path: Path) -> None:
     no_nan = SamplingParams.greedy(max_tokens=TOKENS, logit_bias={7: -torch.inf})
     good, bad = engine.add(row, no_nan), engine.add([*row, 7], SamplingParams.greedy(max_tokens=TOKENS))
     outputs = finish(engine)
-    assert outputs[bad].completions[0].finish == "error"
-    assert len(outputs[good].tokens) == TOKENS
+    assert outputs[bad].outputs[0].finish_reason == "error"
+    assert len(outputs[good].token_ids) == TOKENS

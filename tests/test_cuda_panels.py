@@ -90,4 +90,4 @@ def test_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     prompt = ids[0].tolist()
     engine = Engine(read, config=EngineConfig(max_length=64))
     id = engine.add(prompt, SamplingParams.greedy(max_tokens=8))
-    assert finish(engine)[id].tokens == greedy(model, ids[:1], max_new_tokens=8)[0, len(prompt) :].tolist()
+    assert finish(engine)[id].token_ids == greedy(model, ids[:1], max_new_tokens=8)[0, len(prompt) :].tolist()

@@ -51,9 +51,9 @@ def with_arrivals(engine: Engine, rows: list[list[int]], params: SamplingParams,
     for row in rows:
         ids.append(engine.add(row, params))
         for _ in range(chance.randint(0, 12)):
-            outputs |= {output.id: output for output in engine.step()}
+            outputs |= {output.request_id: output for output in engine.step()}
     outputs |= finish(engine)
-    return [outputs[id].tokens for id in ids]
+    return [outputs[id].token_ids for id in ids]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -103,7 +103,7 @@ def test_sampled_tokens_do_not_depend_on_neighbours(
     for row, params in zip(rows, settings, strict=True):
         engine = Engine(model, config=config)
         id = engine.add(row, params)
-        alone.append(finish(engine)[id].tokens)
+        alone.append(finish(engine)[id].token_ids)
     assert len({tuple(tokens) for tokens in alone}) == len(rows)
     chance = random.Random(0)
     for _ in range(3):
@@ -111,9 +111,9 @@ def test_sampled_tokens_do_not_depend_on_neighbours(
         for i in chance.sample(range(len(rows)), len(rows)):
             ids[i] = engine.add(rows[i], settings[i])
             for _ in range(chance.randint(0, 5)):
-                outputs |= {output.id: output for output in engine.step()}
+                outputs |= {output.request_id: output for output in engine.step()}
         outputs |= finish(engine)
-        assert [outputs[ids[i]].tokens for i in range(len(rows))] == alone
+        assert [outputs[ids[i]].token_ids for i in range(len(rows))] == alone
 
 
 def test_int8_keys_and_values(tmp_path: Path) -> None:
@@ -157,10 +157,10 @@ def test_samples_of_a_prompt(tmp_path: Path) -> None:
     engine.step()
     assert engine.metrics().blocks - engine.metrics().free_blocks == 6
     many = finish(engine)[id]
-    assert [completion.index for completion in many.completions] == [0, 1, 2, 3]
-    assert len({tuple(completion.tokens) for completion in many.completions}) == 4
+    assert [completion.index for completion in many.outputs] == [0, 1, 2, 3]
+    assert len({tuple(completion.token_ids) for completion in many.outputs}) == 4
     id = engine.add(row, SamplingParams(seed=5, max_tokens=40))
-    assert finish(engine)[id].tokens == many.completions[0].tokens
+    assert finish(engine)[id].token_ids == many.outputs[0].token_ids
 
 
 def test_ends(tmp_path: Path) -> None:
@@ -170,22 +170,22 @@ def test_ends(tmp_path: Path) -> None:
 
     def run(params: SamplingParams) -> Any:
         id = engine.add(row, params)
-        return finish(engine)[id].completions[0]
+        return finish(engine)[id].outputs[0]
 
     plain = run(greedy(max_tokens=50))
-    assert (plain.finish, len(plain.tokens)) == ("length", 50)
-    token = next(t for i, t in enumerate(plain.tokens) if i >= 8 and t not in plain.tokens[:i])
-    at = plain.tokens.index(token)
+    assert (plain.finish_reason, len(plain.token_ids)) == ("length", 50)
+    token = next(t for i, t in enumerate(plain.token_ids) if i >= 8 and t not in plain.token_ids[:i])
+    at = plain.token_ids.index(token)
     stopped = run(greedy(max_tokens=50, stop_token_ids=[token]))
-    assert (stopped.finish, stopped.stopped_by, stopped.tokens) == ("stop", token, plain.tokens[: at + 1])
-    text = engine.tokenizer.decode(plain.tokens)
-    word = engine.tokenizer.decode([next(t for t in plain.tokens[5:] if t >= 256)]).strip()
+    assert (stopped.finish_reason, stopped.stop_reason, stopped.token_ids) == ("stop", token, plain.token_ids[: at + 1])
+    text = engine.tokenizer.decode(plain.token_ids)
+    word = engine.tokenizer.decode([next(t for t in plain.token_ids[5:] if t >= 256)]).strip()
     assert re.fullmatch(r"w\d+", word)
     by_text = run(greedy(max_tokens=50, stop=[word, "never there"]))
-    assert (by_text.finish, by_text.stopped_by) == ("stop", word)
+    assert (by_text.finish_reason, by_text.stop_reason) == ("stop", word)
     assert by_text.text == text[: text.index(word)]
     late = run(greedy(max_tokens=50, stop_token_ids=[token], min_tokens=at + 5))
-    assert len(late.tokens) >= at + 5
+    assert len(late.token_ids) >= at + 5
     whole = run(greedy(max_tokens=None))
     assert len(whole.tokens) == SMALL["max_position_embeddings"] - len(row)
 
@@ -200,10 +200,10 @@ def test_end_of_sequence(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     llm = LLM(tmp_path)
     (output,) = llm.generate([row], SamplingParams.greedy(max_tokens=40))
-    assert output.tokens == tokens[: tokens.index(end) + 1]
-    assert (output.completions[0].finish, output.completions[0].stopped_by) == ("stop", end)
+    assert output.token_ids == tokens[: tokens.index(end) + 1]
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", None)
     (output,) = llm.generate([row], SamplingParams.greedy(max_tokens=40, ignore_eos=True))
-    assert output.tokens == tokens
+    assert output.token_ids == tokens
 
 
 def test_log_probabilities(tmp_path: Path) -> None:
@@ -212,13 +212,13 @@ def test_log_probabilities(tmp_path: Path) -> None:
     (row,) = prompts(12)
     (output,) = LLM(tmp_path).generate([row], SamplingParams(seed=3, max_tokens=9, logprobs=4))
     with torch.no_grad():
-        logits = theirs(torch.tensor([row + output.tokens])).logits[0, len(row) - 1 : -1]
+        logits = theirs(torch.tensor([row + output.token_ids])).logits[0, len(row) - 1 : -1]
     sums, want = sums_of(theirs.config), logits.log_softmax(-1)
     limit = 2 * rounding_limit(logits, *sums)  # of the logit, and of the logarithm of the sum
     best = want.topk(5).values
     assert float((best[:, :-1] - best[:, 1:]).min()) > limit  # or their order might not be the same on every CPU
-    for i, (logprob, top) in enumerate(output.completions[0].logprobs):
-        assert abs(logprob - float(want[i, output.tokens[i]])) < limit
+    for i, (logprob, top) in enumerate((one.logprob, one.top) for one in output.outputs[0].token_logprobs or ()):
+        assert abs(logprob - float(want[i, output.token_ids[i]])) < limit
         assert [token for token, _ in top] == want[i].topk(4).indices.tolist()
 
 
@@ -233,8 +233,8 @@ def test_cancelled(tmp_path: Path) -> None:
     assert not engine.abort(ids[0])
     assert not engine.abort("nobody's")
     outputs = finish(engine)
-    assert [outputs[id].completions[0].finish for id in ids] == ["abort", "length", "abort"]
-    assert 0 < len(outputs[ids[0]].tokens) < 20
+    assert [outputs[id].outputs[0].finish_reason for id in ids] == ["abort", "length", "abort"]
+    assert 0 < len(outputs[ids[0]].token_ids) < 20
     assert engine.metrics().free_blocks == engine.metrics().blocks
 
 
@@ -243,16 +243,16 @@ def test_nan_logits_end_one_request(tmp_path: Path) -> None:
     engine = small_engine(tmp_path)
     rows = [[token for token in row if token != 7] for row in prompts(20, 25, 30)]
     ids = [engine.add(row, SamplingParams.greedy(max_tokens=20)) for row in rows]
-    want = [finish(engine)[id].tokens for id in ids[:1]] or None
+    want = [finish(engine)[id].token_ids for id in ids[:1]] or None
     engine = small_engine(tmp_path)
     engine.model.embed.weight.data[7] = torch.nan
     good = engine.add(rows[0], SamplingParams.greedy(max_tokens=20, logit_bias={7: -1000.0}))
     bad = engine.add([*rows[1], 7], SamplingParams.greedy(max_tokens=20))
     outputs = finish(engine)
-    assert outputs[bad].completions[0].finish == "error"
-    assert re.search(r"logits must have neither NaN nor .*got nan", outputs[bad].completions[0].error or "")
-    assert outputs[good].completions[0].finish == "length"
-    assert want is None or outputs[good].tokens == want[0]
+    assert outputs[bad].outputs[0].finish_reason == "error"
+    assert re.search(r"logits must have neither NaN nor .*got nan", outputs[bad].outputs[0].error or "")
+    assert outputs[good].outputs[0].finish_reason == "length"
+    assert want is None or outputs[good].token_ids == want[0]
     assert engine.metrics().free_blocks == engine.metrics().blocks
 
 
@@ -265,7 +265,7 @@ def test_a_step_that_fails_ends_its_requests_alone(tmp_path: Path, monkeypatch: 
     monkeypatch.undo()
     good = engine.add(rows[1], SamplingParams(max_tokens=5))
     outputs = finish(engine)
-    assert len(outputs[good].tokens) == 5
+    assert len(outputs[good].token_ids) == 5
     assert failing not in outputs  # it was told of before
     assert engine.metrics().requests["error"] == 1
     assert engine.metrics().free_blocks == engine.metrics().blocks
@@ -298,7 +298,7 @@ def test_requests_that_are_refused(prompt: Any, params: dict[str, Any], rule: st
     engine.step()
     with pytest.raises(ValueError, match=re.escape(f"torch_infini.Engine: {rule}")):
         engine.add(prompt, SamplingParams(**params))
-    assert len(finish(engine)[id].tokens) == 10
+    assert len(finish(engine)[id].token_ids) == 10
 
 
 @pytest.mark.parametrize(
@@ -338,16 +338,16 @@ def test_first_come_first_served(tmp_path: Path) -> None:
     at_long_prompt = 0
     while not engine.is_idle:
         for output in engine.step():
-            if output.id not in seen:
-                seen.append(output.id)
-            if ids[0] not in seen and output.tokens:
+            if output.request_id not in seen:
+                seen.append(output.request_id)
+            if ids[0] not in seen and output.token_ids:
                 at_long_prompt += 1
     assert at_long_prompt == 0  # it came first: its chunks fill the steps
     assert seen == ids
     late = engine.add(rows[1], SamplingParams.greedy(max_tokens=40))
     engine.step()
     long = engine.add(rows[0][::-1], SamplingParams.greedy(max_tokens=2))
-    told = [[output.id for output in engine.step()] for _ in range(6)]
+    told = [[output.request_id for output in engine.step()] for _ in range(6)]
     assert all(late in step for step in told)  # a token in every step in which the long prompt is computed
     assert long not in sum(told, [])
     finish(engine)
@@ -365,11 +365,11 @@ def test_chunks_of_one_prompt_in_a_step(tmp_path: Path) -> None:
         while not (outputs := engine.step()):
             taken += 1
         assert taken == steps, (chunk_size, max_batched_tokens)
-        while not outputs[0].is_finished:
+        while not outputs[0].finished:
             outputs = engine.step()
-        found[chunk_size, max_batched_tokens] = outputs[0].completions[0]
+        found[chunk_size, max_batched_tokens] = outputs[0].outputs[0]
     for other in found.values():
-        assert other.tokens == found[16, 16].tokens
+        assert other.token_ids == found[16, 16].token_ids
     assert found[16, 16].logprobs == found[16, 50].logprobs == found[16, 1000].logprobs
     assert found[1, 40].logprobs == found[1, 100].logprobs
 
@@ -381,13 +381,13 @@ def test_two_engines_and_one_that_is_dropped(tmp_path: Path) -> None:
     alone = []
     for engine, row in ((first, rows[0]), (second, rows[1])):
         id = engine.add(row, params)
-        alone.append(finish(engine)[id].tokens)
+        alone.append(finish(engine)[id].token_ids)
     third = small_engine(tmp_path / "c")
     ids = [engine.add(row, params) for engine, row in ((first, rows[0]), (second, rows[1]), (third, rows[0]))]
     outputs: list[Any] = [{}, {}]
     for step in range(40):
         for i, engine in enumerate((first, second)):
-            outputs[i] |= {output.id: output for output in engine.step()}
+            outputs[i] |= {output.request_id: output for output in engine.step()}
         if step == 5:
             third.step()
             gone = weakref.ref(third.model), weakref.ref(third._cache)
@@ -395,7 +395,7 @@ def test_two_engines_and_one_that_is_dropped(tmp_path: Path) -> None:
             gc.collect()
             assert gone[0]() is None
             assert gone[1]() is None
-    assert [outputs[i][ids[i]].tokens for i in range(2)] == alone
+    assert [outputs[i][ids[i]].token_ids for i in range(2)] == alone
 
 
 def test_metrics(tmp_path: Path) -> None:

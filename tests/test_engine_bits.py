@@ -15,7 +15,7 @@ import torch
 
 from support.engines import finish
 from torch_infini._core.products import aten_from_set_to
-from torch_infini.engine import Completion, Engine, EngineConfig, SamplingParams
+from torch_infini.engine import CompletionOutput, Engine, EngineConfig, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.testing.checkpoints import random_model
 
@@ -60,8 +60,8 @@ def sampled(seed: int) -> SamplingParams:
     return SamplingParams(temperature=1.0, seed=seed, max_tokens=TOKENS, logprobs=2)
 
 
-def bits(completion: Completion) -> tuple[list[int], Any]:
-    return completion.tokens, completion.logprobs
+def bits(completion: CompletionOutput) -> tuple[list[int], Any]:
+    return completion.token_ids, completion.logprobs
 
 
 def alone(model: Llama, rows: list[list[int]], **settings: Any) -> list[Any]:
@@ -71,7 +71,7 @@ def alone(model: Llama, rows: list[list[int]], **settings: Any) -> list[Any]:
         engine = Engine(model, config=EngineConfig(max_sequences=1, reuse_prefixes=False, **settings))
         engine.add(row, sampled(seed))
         (output,) = finish(engine).values()
-        found.append(bits(output.completions[0]))
+        found.append(bits(output.outputs[0]))
     return found
 
 
@@ -81,9 +81,9 @@ def together(engine: Engine, rows: list[list[int]], seed: int) -> list[Any]:
     for at in chance.sample(range(len(rows)), len(rows)):
         ids[at] = engine.add(rows[at], sampled(at))
         for _ in range(chance.randint(0, 6)):
-            outputs |= {output.id: output for output in engine.step()}
+            outputs |= {output.request_id: output for output in engine.step()}
     outputs |= finish(engine)
-    return [bits(outputs[ids[at]].completions[0]) for at in range(len(rows))]
+    return [bits(outputs[ids[at]].outputs[0]) for at in range(len(rows))]
 
 
 @KINDS
@@ -134,13 +134,13 @@ def test_generated_tokens_as_a_prompt(folder: Path) -> None:
         engine = Engine(model, config=EngineConfig(block_size=16, reuse_generated=reuse_generated))
         engine.add(first, SamplingParams.greedy(max_tokens=100))
         (output,) = finish(engine).values()
-        second = first + output.completions[0].tokens + prompt(20, 1)
+        second = first + output.outputs[0].token_ids + prompt(20, 1)
         (expected,) = alone(model, [second])
         engine.add(second, sampled(0))
         (output,) = finish(engine).values()
-        reused[reuse_generated] = output.reused
+        reused[reuse_generated] = output.num_cached_tokens
         if not reuse_generated:
-            assert bits(output.completions[0]) == expected
+            assert bits(output.outputs[0]) == expected
     assert reused == {True: 192, False: 64}
 
 
@@ -158,6 +158,6 @@ def test_replayed_tokens_ask_for_no_logits(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(engine._runner, "run", watched)
     outputs = finish(engine)
-    assert all(len(outputs[id].completions[0].tokens) == 80 for id in ids) and engine.metrics().preemptions > 0
+    assert all(len(outputs[id].outputs[0].token_ids) == 80 for id in ids) and engine.metrics().preemptions > 0
     assert any(chunks > 20 for chunks, _, _ in shapes), "a step that computes generated tokens again"
     assert all(logits <= sequences for _, logits, sequences in shapes)

@@ -81,7 +81,7 @@ FAILURES = [
 
 def of_one(llm: LLM) -> tuple[list[list[int]], int]:
     """The tokens of all prompts, and one that is generated for the first prompt alone."""
-    tokens = [output.tokens for output in llm.generate(PROMPTS, GREEDY)]
+    tokens = [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
     prompts = [llm.engine.encode(prompt) for prompt in PROMPTS]
     others = {*tokens[1], *tokens[2], *(token for prompt in prompts for token in prompt)}
     return tokens, next(token for token in tokens[0][2:] if token not in others)
@@ -94,30 +94,30 @@ def test_a_token_that_cannot_be_decoded(failure: Any, cause: str, folder: Path) 
     llm.engine.tokenizer = Failing(llm.engine.tokenizer, token, failure)
     for _ in range(2):
         first, *others = llm.generate(PROMPTS, GREEDY)
-        (completion,) = first.completions
-        assert completion.finish == "error"
+        (completion,) = first.outputs
+        assert completion.finish_reason == "error"
         assert completion.error is not None
         assert "torch_infini.Engine: the tokenizer must decode every token" in completion.error
         assert cause in completion.error
         assert f"token {token}" in completion.error
-        assert completion.tokens == want[0][: len(completion.tokens)]
-        assert [output.tokens for output in others] == want[1:]
-        last = list(llm.stream(PROMPTS[0], GREEDY))[-1].completions[0]
-        assert (last.finish, last.error) == ("error", completion.error)
+        assert completion.token_ids == want[0][: len(completion.token_ids)]
+        assert [output.token_ids for output in others] == want[1:]
+        last = list(llm.stream(PROMPTS[0], GREEDY))[-1].outputs[0]
+        assert (last.finish_reason, last.error) == ("error", completion.error)
         assert all_free(llm)
 
 
 def test_a_prompt_that_cannot_be_decoded(folder: Path) -> None:
     """With its output, the end of the prompt is decoded: that fails for the request alone, too."""
     llm = LLM(folder)
-    tokens = [output.tokens for output in llm.generate(PROMPTS, GREEDY)]
+    tokens = [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
     mine = set(llm.engine.encode(PROMPTS[0]))
     others = {*tokens[1], *tokens[2], *llm.engine.encode(PROMPTS[1]), *llm.engine.encode(PROMPTS[2])}
     llm.engine.tokenizer = Failing(llm.engine.tokenizer, min(mine - others), ValueError("no such token"))
     outputs = llm.generate(PROMPTS, GREEDY)
-    assert outputs[0].completions[0].finish == "error"
-    assert "ValueError: no such token" in str(outputs[0].completions[0].error)
-    assert [output.tokens for output in outputs[1:]] == tokens[1:]
+    assert outputs[0].outputs[0].finish_reason == "error"
+    assert "ValueError: no such token" in str(outputs[0].outputs[0].error)
+    assert [output.token_ids for output in outputs[1:]] == tokens[1:]
     assert all_free(llm)
 
 
@@ -136,7 +136,7 @@ def test_a_text_that_cannot_be_encoded(folder: Path) -> None:
         ValueError, match=r"the tokenizer must encode the prompt, got RuntimeError: no such text \(prompt 1\)"
     ):
         llm.generate([PROMPTS[0], "broken"], GREEDY)
-    assert llm.generate(PROMPTS[0], GREEDY)[0].tokens == want.tokens
+    assert llm.generate(PROMPTS[0], GREEDY)[0].token_ids == want.token_ids
     assert all_free(llm)
 
 
@@ -149,11 +149,11 @@ def test_a_token_that_cannot_be_decoded_async(failure: Any, cause: str, folder: 
             llm._llm.engine.tokenizer = Failing(llm._llm.engine.tokenizer, token, failure)
             for _ in range(2):
                 first, *others = await asyncio.gather(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS))
-                assert first.completions[0].finish == "error"
-                assert cause in str(first.completions[0].error)
-                assert [output.tokens for output in others] == want[1:]
+                assert first.outputs[0].finish_reason == "error"
+                assert cause in str(first.outputs[0].error)
+                assert [output.token_ids for output in others] == want[1:]
                 last = [output async for output in llm.stream(PROMPTS[0], GREEDY)][-1]
-                assert last.completions[0].finish == "error"
+                assert last.outputs[0].finish_reason == "error"
             assert all_free(llm._llm)
 
     asyncio.run(run())
@@ -169,21 +169,21 @@ def test_a_text_whose_end_fails(finish_by: str, folder: Path, monkeypatch: pytes
 
     monkeypatch.setattr(torch_infini.engine.text.TextStream, "finish", fail)
     if finish_by == "length":
-        (completion,) = llm.generate(PROMPTS[0], GREEDY)[0].completions
-        assert completion.finish == "error"
+        (completion,) = llm.generate(PROMPTS[0], GREEDY)[0].outputs
+        assert completion.finish_reason == "error"
         assert "LookupError: no end" in str(completion.error)
     else:
         stream = llm.stream(PROMPTS[0], GREEDY)
-        id = next(stream).id
+        id = next(stream).request_id
         assert llm.engine.abort(id)
-        assert list(stream)[-1].completions[0].finish == "abort"
+        assert list(stream)[-1].outputs[0].finish_reason == "abort"
     assert all_free(llm)
 
 
 @pytest.mark.parametrize("name", ["edit", "mask_unlikely", "most_likely", "log_softmax"])
 def test_a_row_that_cannot_be_sampled(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(folder)
-    want = [output.tokens for output in llm.generate(PROMPTS, GREEDY)]
+    want = [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
 
     def fail(*arguments: Any) -> Any:
         raise ArithmeticError("no such row")
@@ -191,9 +191,9 @@ def test_a_row_that_cannot_be_sampled(name: str, folder: Path, monkeypatch: pyte
     monkeypatch.setattr(sampler, name, fail)
     special = SamplingParams(temperature=0.7, min_p=0.1, logprobs=2, seed=1)
     outputs = llm.generate(PROMPTS, [special, GREEDY, GREEDY])
-    assert outputs[0].completions[0].finish == "error"
-    assert "ArithmeticError: no such row" in str(outputs[0].completions[0].error)
-    assert [output.tokens for output in outputs[1:]] == want[1:]
+    assert outputs[0].outputs[0].finish_reason == "error"
+    assert "ArithmeticError: no such row" in str(outputs[0].outputs[0].error)
+    assert [output.token_ids for output in outputs[1:]] == want[1:]
     assert all_free(llm)
 
 
@@ -204,10 +204,10 @@ def test_a_step_that_raises_anything(folder: Path, monkeypatch: pytest.MonkeyPat
     for target, name in ((llm.engine._runner, "run"), (llm.engine, "_sampler")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, lambda *_: {}["nothing"])
-            (completion,) = llm.generate(PROMPTS[0], GREEDY)[0].completions
-            assert completion.finish == "error"
+            (completion,) = llm.generate(PROMPTS[0], GREEDY)[0].outputs
+            assert completion.finish_reason == "error"
             assert "the step failed: KeyError: 'nothing'" in str(completion.error)
-        assert llm.generate(PROMPTS[0], GREEDY)[0].tokens == want.tokens
+        assert llm.generate(PROMPTS[0], GREEDY)[0].token_ids == want.token_ids
         assert all_free(llm)
 
 
@@ -276,12 +276,16 @@ def serve(engine: Engine, interrupts: Interrupts) -> dict[str, list[tuple[list[i
 
     def step() -> None:
         for output in again(engine.step):
-            told = given.setdefault(output.id, [])
-            for c in output.completions:
+            told = given.setdefault(output.request_id, [])
+            for c in output.outputs:
                 tokens, text, finish, _ = told[c.index] if c.index < len(told) else ([], "", None, None)
-                assert finish is None or not c.new_tokens
-                assert (tokens + c.new_tokens, text + c.new_text) == (c.tokens, c.text), "told twice, or not at all"
-                told[c.index : c.index + 1] = [(c.tokens, c.text, c.finish, c.logprobs and [p[0] for p in c.logprobs])]
+                assert finish is None or not c.new_token_ids
+                assert (tokens + c.new_token_ids, text + c.new_text) == (c.token_ids, c.text), (
+                    "told twice, or not at all"
+                )
+                told[c.index : c.index + 1] = [
+                    (c.token_ids, c.text, c.finish_reason, [p.logprob for p in c.token_logprobs or ()])
+                ]
 
     for i, (prompt, params) in enumerate(REQUESTS):
         fresh = dataclasses.replace(params)  # nothing cached in it
@@ -344,26 +348,26 @@ def test_interrupts_at_any_line_of_a_call(folder: Path) -> None:
     def serve(interrupts: Interrupts) -> tuple[str, list[int]]:
         stream, text, tokens = llm.stream(PROMPTS[0], GREEDY), "", []
         for i, output in enumerate(stream):
-            text += output.completions[0].new_text
-            tokens += output.completions[0].new_tokens
+            text += output.outputs[0].new_text
+            tokens += output.outputs[0].new_token_ids
             if i == 1:
                 try:
                     with interrupts:
                         llm.generate(PROMPTS[1:], params)
                 except KeyboardInterrupt:
                     pass
-        assert (text, tokens) == (output.text, output.tokens)
+        assert (text, tokens) == (output.text, output.token_ids)
         return text, tokens
 
     seen = Interrupts()
     serve(Interrupts())  # what is done once is done
     want = serve(seen)
-    expected = [output.tokens for output in llm.generate(PROMPTS, params)]
+    expected = [output.token_ids for output in llm.generate(PROMPTS, params)]
     for place in seen.places(0, 50):
         interrupted = Interrupts(place)
         assert serve(interrupted) == want, place
         assert interrupted.is_done, place
-        assert [output.tokens for output in llm.generate(PROMPTS, params)] == expected, place
+        assert [output.token_ids for output in llm.generate(PROMPTS, params)] == expected, place
         assert all_free(llm), place
         assert llm.engine.is_idle, place
 
@@ -377,14 +381,14 @@ def test_streams_that_are_never_started(folder: Path) -> None:
     gc.collect()
     assert llm.engine.is_idle
     assert sum(llm.metrics().requests.values()) == 1
-    assert list(llm.stream(PROMPTS[1], GREEDY))[-1].tokens == output.tokens
+    assert list(llm.stream(PROMPTS[1], GREEDY))[-1].token_ids == output.token_ids
     with pytest.raises(ValueError, match="prompt must have at least one token"):
         llm.stream([])
 
     async def run() -> None:
         async with AsyncLLM(folder) as llm:
             streams = [llm.stream(PROMPTS[0], SamplingParams.greedy(max_tokens=None)) for _ in range(3)]
-            assert (await llm.generate(PROMPTS[1], GREEDY)).tokens == output.tokens
+            assert (await llm.generate(PROMPTS[1], GREEDY)).token_ids == output.token_ids
             del streams
             gc.collect()
             assert llm._llm.engine.is_idle
@@ -396,7 +400,7 @@ def test_streams_that_are_never_started(folder: Path) -> None:
 def test_a_stream_that_is_dropped_in_the_midst_of_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may close a stream anywhere, and a step that goes on is not disturbed."""
     llm = LLM(folder)
-    want = llm.generate(PROMPTS[1], GREEDY)[0].tokens
+    want = llm.generate(PROMPTS[1], GREEDY)[0].token_ids
     streams = [llm.stream(PROMPTS[0], SamplingParams.greedy(max_tokens=None))]
     next(streams[0])
     run = llm.engine._runner.run
@@ -406,7 +410,7 @@ def test_a_stream_that_is_dropped_in_the_midst_of_a_step(folder: Path, monkeypat
         return run(*arguments)
 
     monkeypatch.setattr(llm.engine._runner, "run", drop)
-    assert llm.generate(PROMPTS[1], GREEDY)[0].tokens == want
+    assert llm.generate(PROMPTS[1], GREEDY)[0].token_ids == want
     assert llm.metrics().requests["abort"] == 1
     assert all_free(llm)
     assert llm.engine.is_idle
@@ -418,7 +422,7 @@ def test_a_stream_that_is_dropped_in_the_midst_of_a_step(folder: Path, monkeypat
 def test_prompts_as_of_vllm(folder: Path) -> None:
     llm = LLM(folder)
     (want,) = llm.generate(PROMPTS[0], GREEDY)
-    ids = want.prompt_tokens
+    ids = want.prompt_token_ids
     for prompt in (
         {"prompt_token_ids": ids},
         {"prompt": PROMPTS[0]},
@@ -432,17 +436,17 @@ def test_prompts_as_of_vllm(folder: Path) -> None:
         torch.tensor([ids]),
     ):
         (output,) = llm.generate(prompt, GREEDY)
-        assert output.tokens == want.tokens
+        assert output.token_ids == want.token_ids
         has_text = isinstance(prompt, dict) and "prompt" in prompt
         assert output.prompt == (PROMPTS[0] if has_text else None)
     outputs = llm.generate([{"prompt": PROMPTS[1]}, PROMPTS[0], ids, {"prompt_token_ids": ids}], GREEDY)
-    assert [output.tokens == want.tokens for output in outputs] == [False, True, True, True]
-    assert list(llm.stream({"prompt_token_ids": ids}, GREEDY))[-1].tokens == want.tokens
+    assert [output.token_ids == want.token_ids for output in outputs] == [False, True, True, True]
+    assert list(llm.stream({"prompt_token_ids": ids}, GREEDY))[-1].token_ids == want.token_ids
 
     async def run() -> None:
         async with AsyncLLM(folder) as llm:
             for prompt in ({"prompt_token_ids": ids}, {"prompt": PROMPTS[0]}):
-                assert (await llm.generate(prompt, GREEDY)).tokens == want.tokens
+                assert (await llm.generate(prompt, GREEDY)).token_ids == want.token_ids
             with pytest.raises(ValueError, match="prompt must be text, token ids, "):
                 await llm.generate({"ids": ids})
 
@@ -508,15 +512,15 @@ def test_ids_of_requests(shared_llm: LLM) -> None:
     assert engine.abort(id)
     assert not engine.abort(id)
     (output,) = engine.step()
-    assert output.completions[0].finish == "abort"
+    assert output.outputs[0].finish_reason == "abort"
     assert engine.is_idle
 
 
 def test_limits_that_are_huge(shared_llm: LLM) -> None:
     params = SamplingParams.greedy(max_tokens=10**18, top_k=2**63 - 1, logprobs=10**18, stop_token_ids=[5], seed=10**40)
     (output,) = shared_llm.generate([[40, 41] * 220], params)
-    assert output.completions[0].finish in ("length", "stop")
-    assert len(output.prompt_tokens) + len(output.tokens) <= 512
+    assert output.outputs[0].finish_reason in ("length", "stop")
+    assert len(output.prompt_token_ids) + len(output.token_ids) <= 512
     assert all_free(shared_llm)
 
 
@@ -548,8 +552,8 @@ def test_threads_that_fail_beside_others(folder: Path) -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    assert [output.completions[0].finish for output in got[0]] == ["error"] * 3
-    assert [output.tokens for output in got[1]] == [want[1]] * 3
+    assert [output.outputs[0].finish_reason for output in got[0]] == ["error"] * 3
+    assert [output.token_ids for output in got[1]] == [want[1]] * 3
     assert all_free(llm)
 
 
@@ -668,7 +672,7 @@ def test_a_template_that_raises(folder: Path) -> None:
             lambda llm: llm.generate(["x"], iter([GREEDY])),
             "LLM.generate: params must be SamplingParams, None, or a list",
         ),
-        (lambda llm: LLM(5), "torch_infini.LLM: model must be a folder or a Llama, got int"),
+        (lambda llm: LLM(5), "torch_infini.LLM: model must be a folder, a Llama or a model of transformers, got int"),
         (
             lambda llm: LLM(llm.engine.model, tensor_parallel=0),
             "tensor_parallel must be an integer of at least 1, got 0",
@@ -686,7 +690,10 @@ def test_a_template_that_raises(folder: Path) -> None:
             lambda llm: LLM("x", device="cuda:99"),
             "torch_infini.LLM: device must be one that torch sees, got cuda:99 of",
         ),
-        (lambda llm: Engine(None), "torch_infini.Engine: model must be a torch_infini.models.Llama, got NoneType"),
+        (
+            lambda llm: Engine(None),
+            "torch_infini.Engine: model must be a torch_infini.models.Llama or PagedModel, got NoneType",
+        ),
         (lambda llm: Engine(llm.engine.model, config=5), "Engine: config must be an EngineConfig or None, got 5"),
     ],
 )

@@ -174,26 +174,29 @@ def test_generate(folder: Path, alone: list[list[int]], cache: dict[str, Any]) -
     assert [output.prompt for output in outputs] == PROMPTS
     for output, tokens in zip(outputs, alone, strict=True):
         (completion,) = output.outputs
-        assert completion.token_ids == output.tokens == tokens
+        assert completion.token_ids == output.token_ids == tokens
         assert completion.text == output.text == tokenizer.decode(tokens, skip_special_tokens=True)
         assert output.finished and output.finish_reason is completion.finish_reason is FinishReason.LENGTH
         assert output.request_id and output.prompt_token_ids == tokenizer(output.prompt)["input_ids"]
     ids = outputs[0].prompt_token_ids
-    assert llm.generate(ids)[0].tokens == alone[0]
+    assert llm.generate(ids)[0].token_ids == alone[0]
     each = [SamplingParams(max_tokens=2), torch_infini.SamplingParams.greedy(max_tokens=3)]
-    assert [output.tokens for output in llm.generate([ids, PROMPTS[1]], each)] == [alone[0][:2], alone[1][:3]]
+    assert [output.token_ids for output in llm.generate([ids, PROMPTS[1]], each)] == [alone[0][:2], alone[1][:3]]
     metrics = llm.metrics()
     assert metrics.blocks == (14 if cache else 64) and metrics.free_blocks == metrics.blocks
     if cache:
         (long,) = llm.generate([ids], ENDLESS)
-        assert len(long.prompt_token_ids) + len(long.tokens) == 100
+        assert len(long.prompt_token_ids) + len(long.token_ids) == 100
 
 
 def test_the_engines_defaults(folder: Path) -> None:
     llm = LLM(folder, **{**SIZES, "max_tokens": 5}, temperature=20.0, top_p=1.0, top_k=0)
-    runs = [llm.generate(PROMPTS[0])[0].tokens for _ in range(3)]
+    runs = [llm.generate(PROMPTS[0])[0].token_ids for _ in range(3)]
     assert all(len(tokens) == 5 for tokens in runs) and not runs[0] == runs[1] == runs[2]
-    assert llm.generate(PROMPTS[0], SamplingParams())[0].tokens == llm.generate(PROMPTS[0], SamplingParams())[0].tokens
+    assert (
+        llm.generate(PROMPTS[0], SamplingParams())[0].token_ids
+        == llm.generate(PROMPTS[0], SamplingParams())[0].token_ids
+    )
 
 
 def test_why_outputs_end(llm: LLM, alone: list[list[int]]) -> None:
@@ -210,7 +213,7 @@ def test_chat(llm: LLM) -> None:
     (answer,) = llm.chat(messages)
     tokenizer = llm.engine.tokenizer
     assert tokenizer is not None and tokenizer.decode(answer.prompt_token_ids) == "user: hi\nassistant:"
-    assert [output.tokens for output in llm.chat([messages, messages])] == [answer.tokens] * 2
+    assert [output.token_ids for output in llm.chat([messages, messages])] == [answer.token_ids] * 2
     with pytest.raises(ValueError, match="messages must be a list of mappings"):
         llm.chat("hi")  # type: ignore[arg-type]
 
@@ -314,7 +317,7 @@ def test_steps_beside_generate(llm: LLM, alone: list[list[int]]) -> None:
     outputs = [next(stream)]
     llm.engine.step()
     outputs += stream
-    assert [token for output in outputs for token in output.completions[0].new_tokens] == alone[0]
+    assert [token for output in outputs for token in output.outputs[0].new_token_ids] == alone[0]
     assert len(outputs) == NEW
     assert request.generated_token_ids == alone[1] and llm.engine.has_unfinished_requests()
     assert llm.engine.step() == [request] and not llm.engine.has_unfinished_requests()

@@ -53,14 +53,15 @@ def test_generate(folder: Path, alone: list[str]) -> None:
     assert [output.text for output in outputs] == alone
     assert [output.prompt for output in outputs] == PROMPTS
     assert llm.generate(PROMPTS[1], GREEDY)[0].text == alone[1]
-    tokens = outputs[0].prompt_tokens
+    tokens = outputs[0].prompt_token_ids
     assert llm.generate([torch.tensor(tokens)], GREEDY)[0].text == alone[0]
     assert llm.generate(tokens, GREEDY)[0].text == alone[0]
     assert (
-        llm.generate([tokens, tokens], [GREEDY, SamplingParams.greedy(max_tokens=2)])[1].tokens == outputs[0].tokens[:2]
+        llm.generate([tokens, tokens], [GREEDY, SamplingParams.greedy(max_tokens=2)])[1].token_ids
+        == outputs[0].token_ids[:2]
     )
     assert llm.generate([]) == []
-    assert all(0 < output.time_to_first_token <= output.time for output in outputs)
+    assert all(0 < output.metrics.time_to_first_token <= output.metrics.time for output in outputs)
     assert llm.metrics().free_blocks == llm.metrics().blocks
 
 
@@ -71,10 +72,10 @@ def test_stream(folder: Path, alone: list[str]) -> None:
     texts, tokens = ["", ""], [[], []]
     for round, pair in enumerate(zip(first, second, strict=True)):
         for i, output in enumerate(pair):
-            completion = output.completions[0]
+            completion = output.outputs[0]
             texts[i] += completion.new_text
-            tokens[i] += completion.new_tokens
-            assert (completion.text, completion.tokens) == (texts[i], tokens[i])
+            tokens[i] += completion.new_token_ids
+            assert (completion.text, completion.token_ids) == (texts[i], tokens[i])
         if round == 3:
             assert llm.generate(PROMPTS[2], GREEDY)[0].text == alone[2]
     assert texts == alone[:2]
@@ -84,7 +85,7 @@ def test_stream(folder: Path, alone: list[str]) -> None:
 def test_a_stream_that_is_left(folder: Path) -> None:
     llm = LLM(folder)
     for output in llm.stream(PROMPTS[0], SamplingParams.greedy(max_tokens=400)):
-        if len(output.tokens) == 3:
+        if len(output.token_ids) == 3:
             break
     del output
     gc.collect()
@@ -115,9 +116,9 @@ def test_chat(folder: Path) -> None:
     llm = LLM(folder)
     message = [{"role": "user", "content": "hi"}]
     (answer,) = llm.chat(message, GREEDY)
-    assert llm.engine.tokenizer.decode(answer.prompt_tokens) == "user: hi\nassistant:"
-    assert answer.tokens == llm.generate("user: hi\nassistant:", GREEDY)[0].tokens
-    assert [output.tokens for output in llm.chat([message, message], GREEDY)] == [answer.tokens] * 2
+    assert llm.engine.tokenizer.decode(answer.prompt_token_ids) == "user: hi\nassistant:"
+    assert answer.token_ids == llm.generate("user: hi\nassistant:", GREEDY)[0].token_ids
+    assert [output.token_ids for output in llm.chat([message, message], GREEDY)] == [answer.token_ids] * 2
     llm.engine.tokenizer.chat_template = None
     with pytest.raises(ValueError, match=r"the model's tokenizer must have a chat template \(use generate\)"):
         llm.chat(message)
@@ -137,7 +138,7 @@ def test_bad_calls(folder: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(rule)):
             call()
-    assert llm.generate("fine", GREEDY)[0].completions[0].finish == "length"
+    assert llm.generate("fine", GREEDY)[0].outputs[0].finish_reason == "length"
     assert llm.metrics().free_blocks == llm.metrics().blocks
     with pytest.raises(FileNotFoundError, match="the folder must exist, got .*nowhere"):
         LLM(tmp_path / "nowhere")
@@ -148,7 +149,7 @@ def test_bad_calls(folder: Path, tmp_path: Path) -> None:
 def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     llm = LLM(tmp_path)
-    assert len(llm.generate([1, 2, 3], GREEDY)[0].tokens) == 24
+    assert len(llm.generate([1, 2, 3], GREEDY)[0].token_ids) == 24
     for call in (lambda: llm.generate("text"), lambda: llm.chat([{"role": "user", "content": "x"}])):
         with pytest.raises(ValueError, match=r"(folder has no tokenizer, got text|folder must have a tokenizer)"):
             call()
@@ -187,10 +188,10 @@ def test_async(folder: Path, alone: list[str]) -> None:
             assert [output.text for output in outputs] == alone
             text = ""
             async for output in llm.stream(PROMPTS[1], GREEDY):
-                text += output.completions[0].new_text
+                text += output.outputs[0].new_text
             assert text == alone[1]
             answer = await llm.chat([{"role": "user", "content": "hi"}], GREEDY)
-            assert len(answer.tokens) == 24
+            assert len(answer.token_ids) == 24
             for bad in ("", [10**6]):
                 with pytest.raises(ValueError, match="prompt must"):
                     await llm.generate(bad)

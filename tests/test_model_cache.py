@@ -187,7 +187,7 @@ def test_two_ranks(folder: Path, root: Path, caplog: pytest.LogCaptureFixture) -
     for _ in range(2):
         llm = LLM(folder, tensor_parallel=2, dtype="float32")
         (output,) = llm.generate([TOKENS], params)
-        found.append((output.completions[0].tokens, output.completions[0].logprobs))
+        found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
         del llm
     assert found[0] == found[1]
     assert len(entries(root)) == 2

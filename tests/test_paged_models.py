@@ -72,11 +72,11 @@ def assert_continues(model: Any, given: list[list[int]], outputs: list[Any]) -> 
     """Each output's tokens are the likeliest by one ordinary call of the model, but for what rounding may decide."""
     sums = sums_of(model.config.get_text_config())
     for prompt, output in zip(given, outputs, strict=True):
-        assert len(output.tokens) == COUNT
-        ids = torch.tensor([prompt + output.tokens[:-1]])
+        assert len(output.token_ids) == COUNT
+        ids = torch.tensor([prompt + output.token_ids[:-1]])
         with torch.no_grad():
             scores = model(ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        assert_likeliest(torch.tensor(output.tokens), scores, *sums)
+        assert_likeliest(torch.tensor(output.token_ids), scores, *sums)
 
 
 def served(model: nn.Module, **settings: Any) -> LLM:
@@ -108,9 +108,9 @@ def test_decode_steps_are_recorded(family: Family) -> None:
     model = family.build()
     llm = served(model)
     given = prompts((5, 11))
-    texts = [output.tokens for output in llm.generate(given, greedy())]
+    texts = [output.token_ids for output in llm.generate(given, greedy())]
     assert llm.engine.model.is_recordable == (family.name != "Gemma2")
-    assert [output.tokens for output in served(model, record=False).generate(given, greedy())] == texts
+    assert [output.token_ids for output in served(model, record=False).generate(given, greedy())] == texts
 
 
 def test_bfloat16_and_int8_cache() -> None:
@@ -118,9 +118,9 @@ def test_bfloat16_and_int8_cache() -> None:
     model = FAMILIES[0].build(torch.bfloat16)
     assert served(model).engine.model.dtype == torch.bfloat16
     given = prompts((9, 20))
-    first = [output.tokens[0] for output in served(model).generate(given, greedy(1))]
+    first = [output.token_ids[0] for output in served(model).generate(given, greedy(1))]
     llm = served(model, kv_cache_dtype="int8")
-    assert [output.tokens[0] for output in llm.generate(given, greedy(1))] == first
+    assert [output.token_ids[0] for output in llm.generate(given, greedy(1))] == first
     assert llm.engine.bytes_per_token == 2 * 2 * 2 * (16 + 4)
 
 
@@ -155,10 +155,10 @@ def test_weights_are_read_where_they_are() -> None:
     """A change of a weight changes the next step, a recorded one too."""
     model: Any = FAMILIES[0].build()
     llm = served(model, reuse_prefixes=False)
-    before = llm.generate([[3, 4, 5]], greedy())[0].tokens
+    before = llm.generate([[3, 4, 5]], greedy())[0].token_ids
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
-    after = llm.generate([[3, 4, 5]], greedy())[0].tokens
+    after = llm.generate([[3, 4, 5]], greedy())[0].token_ids
     assert before != after
     assert_continues(model, [[3, 4, 5]], [llm.generate([[3, 4, 5]], greedy())[0]])
 
@@ -168,8 +168,8 @@ def test_quantized_and_wrapped() -> None:
     model = FAMILIES[0].build()
     patch_model(model, weights="int8")
     given = prompts((9, 20))
-    tokens = [output.tokens for output in served(model).generate(given, greedy())]
-    assert [o.tokens for o in served(FAMILIES[0].build(), weights="int8").generate(given, greedy())] == tokens
+    tokens = [output.token_ids for output in served(model).generate(given, greedy())]
+    assert [o.token_ids for o in served(FAMILIES[0].build(), weights="int8").generate(given, greedy())] == tokens
 
     class Wrapper(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -179,7 +179,7 @@ def test_quantized_and_wrapped() -> None:
         def forward(self, **kwargs: Any) -> Any:
             return self.inner(**kwargs)
 
-    assert [o.tokens for o in served(Wrapper(model)).generate(given, greedy())] == tokens
+    assert [o.token_ids for o in served(Wrapper(model)).generate(given, greedy())] == tokens
 
 
 def test_peft() -> None:
@@ -212,8 +212,8 @@ def test_folders(name: str, tmp_path: Path) -> None:
             LLM(tmp_path, weights="int8")
     else:
         patch_model(model, weights="int8")
-        expected = [output.tokens for output in served(model).generate(given, greedy())]
-        assert [output.tokens for output in LLM(tmp_path, weights="int8").generate(given, greedy())] == expected
+        expected = [output.token_ids for output in served(model).generate(given, greedy())]
+        assert [output.token_ids for output in LLM(tmp_path, weights="int8").generate(given, greedy())] == expected
 
 
 def test_unlike_layers() -> None:

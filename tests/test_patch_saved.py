@@ -163,7 +163,7 @@ def test_layers_that_share_weights(tmp_path: Path) -> None:
 
 def made_by_llm(folder: Path, ids: torch.Tensor, **options: Any) -> list[int]:
     output = LLM(folder, progress=False, **options).generate(ids[0].tolist(), SamplingParams.greedy(max_tokens=12))
-    return list(output[0].completions[0].tokens)
+    return list(output[0].outputs[0].token_ids)
 
 
 @pytest.mark.parametrize("skip", [(), ("lm_head",), ("model.layers.1.mlp",), ("*.o_proj", "*.down_proj")], ids=str)
@@ -312,7 +312,7 @@ def test_tokenizer(tmp_path: Path, given: bool) -> None:
     assert transformers.AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)(text)["input_ids"] == ids
     output = LLM(tmp_path, progress=False).generate(text, SamplingParams.greedy(max_tokens=4))[0]
     made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=4)[0, len(ids) :].tolist()
-    assert list(output.completions[0].tokens) == made
+    assert list(output.outputs[0].token_ids) == made
     again = tmp_path / "again"
     save_patched(load_patched(tmp_path), again)  # of the folder that this one was read from
     assert transformers.AutoTokenizer.from_pretrained(again, local_files_only=True)(text)["input_ids"] == ids

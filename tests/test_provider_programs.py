@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,14 +112,14 @@ def test_programs_refuse(counted: Counted) -> None:
     """They are replayed without Python; the engine then decodes without one."""
     from torch_infini.engine.decode import recorder
 
-    x = torch.randn(4)
+    x, model = torch.randn(4), SimpleNamespace(device=torch.device("cpu"), kernels_only=True)
     program = runtime.program(lambda: infini.silu(x))
-    assert recorder(torch.device("cpu")) is not None
+    assert recorder(model) is not None
     with use_provider("silu", "counted"):
         for fn in (lambda: infini.silu(x), lambda: infini.silu_(x), lambda: infini.silu.out(x, out=x)):
             with pytest.raises(RuntimeError, match="must have our kernel.*, got silu from provider 'counted'"):
                 runtime.program(fn)
-        assert recorder(torch.device("cpu")) is None
+        assert recorder(model) is None
         torch.testing.assert_close(program.replay(), torch.nn.functional.silu(x))  # as it was recorded
     assert counted.calls == 0
 
@@ -138,8 +139,8 @@ def test_engine(one_thread: None) -> None:
         llm = torch_infini.LLM(torch_infini.demo.MODEL)
         return (
             llm.generate(["A class"], torch_infini.SamplingParams(max_tokens=5, temperature=0.0))[0]
-            .completions[0]
-            .tokens
+            .outputs[0]
+            .token_ids
         )
 
     want = generate()

@@ -20,7 +20,7 @@ import httpx2 as httpx
 
 from support.serving import MODEL, ask, events_of, save_model, send_raw, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM, SamplingParams
-from torch_infini.engine import Completion, RequestOutput
+from torch_infini.engine import CompletionOutput, RequestOutput
 from torch_infini.serve import Service
 from torch_infini.serve.answers import CompletionAnswer, Parts
 from torch_infini.serve.token_texts import TokenTexts
@@ -84,7 +84,7 @@ def test_whole_and_streamed_texts_are_those_of_llm(llm: AsyncLLM, service: Servi
         assert want.text
         whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, **settings)
         assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (want.text, "length")
-        assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(want.prompt_tokens), 24)
+        assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(want.prompt_token_ids), 24)
         chunks = list(
             client.chat.completions.create(
                 model=MODEL, messages=MESSAGES, stream=True, stream_options=usage, **settings
@@ -106,7 +106,7 @@ def test_whole_and_streamed_texts_are_those_of_llm(llm: AsyncLLM, service: Servi
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             joined = [value for chunk in chunks for value in getattr(chunk.choices[0].logprobs, name)]
             assert joined == getattr(whole.choices[0].logprobs, name), name
-        ids = client.completions.create(model=MODEL, prompt=want.prompt_tokens, **settings)
+        ids = client.completions.create(model=MODEL, prompt=want.prompt_token_ids, **settings)
         assert ids.choices[0].text == want.text
         with pytest.raises(openai.NotFoundError) as caught:
             client.completions.create(model="other", prompt="x")
@@ -147,7 +147,7 @@ def test_a_seed_gives_one_text_alone_and_among_others(service: Service, url: str
 def test_several_prompts_and_samples(llm: AsyncLLM, service: Service) -> None:
     prompts = ["first", "second one", [5, 6, 7]]
     body = {"prompt": prompts[:2], "n": 2, "seed": 1, "max_tokens": 6}
-    wanted = [c.text for prompt in prompts[:2] for c in expected(llm, prompt, n=2, seed=1, max_tokens=6).completions]
+    wanted = [c.text for prompt in prompts[:2] for c in expected(llm, prompt, n=2, seed=1, max_tokens=6).outputs]
     answer = ask(service, "POST", "/v1/completions", json=body).json()
     assert [choice["text"] for choice in answer["choices"]] == wanted
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
@@ -179,8 +179,11 @@ def test_fields_of_sampling(llm: AsyncLLM, service: Service) -> None:
         ({"logit_bias": {"70": 100}}, {"logit_bias": {70: 100.0}}),
         ({"stop": letter}, {"stop": letter}),
         ({"stop": [letter], "include_stop_str_in_output": True}, {"stop": letter, "include_stop": True}),
-        ({"stop_token_ids": [free.tokens[2]]}, {"stop_token_ids": [free.tokens[2]]}),
-        ({"stop_token_ids": [free.tokens[2]], "min_tokens": 9}, {"stop_token_ids": [free.tokens[2]], "min_tokens": 9}),
+        ({"stop_token_ids": [free.token_ids[2]]}, {"stop_token_ids": [free.token_ids[2]]}),
+        (
+            {"stop_token_ids": [free.token_ids[2]], "min_tokens": 9},
+            {"stop_token_ids": [free.token_ids[2]], "min_tokens": 9},
+        ),
         ({"seed": 6}, {"seed": 6}),
         ({"max_tokens": 4}, {"max_tokens": 4}),
     ]
@@ -188,8 +191,8 @@ def test_fields_of_sampling(llm: AsyncLLM, service: Service) -> None:
         want = expected(llm, PROMPT, **{**plain, **params})
         answer = ask(service, "POST", "/v1/completions", json={"prompt": PROMPT, **plain, **body}).json()
         assert answer["choices"][0]["text"] == want.text != free.text, body
-        assert answer["choices"][0]["finish_reason"] == want.completions[0].finish
-        assert answer["usage"]["completion_tokens"] == len(want.tokens)
+        assert answer["choices"][0]["finish_reason"] == want.outputs[0].finish_reason
+        assert answer["usage"]["completion_tokens"] == len(want.token_ids)
     # Defaults, and what chat calls max_tokens.
     want = expected(llm, PROMPT, seed=5)
     assert (
@@ -257,18 +260,18 @@ def test_messages(llm: AsyncLLM, service: Service) -> None:
     want = expected(llm, llm.chat_prompt(plain), **body)
     assert answer["choices"][0]["message"]["content"] == want.text
     tokens = ask(service, "POST", "/tokenize", json={"messages": conversation}).json()
-    assert tokens == {"count": len(want.prompt_tokens), "max_model_len": 512, "tokens": want.prompt_tokens}
+    assert tokens == {"count": len(want.prompt_token_ids), "max_model_len": 512, "tokens": want.prompt_token_ids}
 
 
 def test_logprobs_of_chat(llm: AsyncLLM, service: Service) -> None:
     body = {"messages": MESSAGES, "seed": 2, "max_tokens": 12, "logprobs": True, "top_logprobs": 3}
-    want = expected(llm, llm.chat_prompt(MESSAGES), seed=2, max_tokens=12, logprobs=3).completions[0]
+    want = expected(llm, llm.chat_prompt(MESSAGES), seed=2, max_tokens=12, logprobs=3).outputs[0]
     whole = ask(service, "POST", "/v1/chat/completions", json=body).json()["choices"][0]
     entries = whole["logprobs"]["content"]
-    assert want.logprobs is not None
-    assert [entry["logprob"] for entry in entries] == [logprob for logprob, _ in want.logprobs]
-    for entry, (_, top) in zip(entries, want.logprobs, strict=True):
-        assert [other["logprob"] for other in entry["top_logprobs"]] == [logprob for _, logprob in top]
+    assert want.token_logprobs is not None
+    assert [entry["logprob"] for entry in entries] == [one.logprob for one in want.token_logprobs]
+    for entry, one in zip(entries, want.token_logprobs, strict=True):
+        assert [other["logprob"] for other in entry["top_logprobs"]] == [logprob for _, logprob in one.top]
         assert bytes(entry["bytes"]).decode("utf-8", "replace") == entry["token"]
     # The bytes of all tokens are the text, where single tokens are parts of characters.
     data = b"".join(bytes(entry["bytes"]) for entry in entries)
@@ -307,7 +310,7 @@ def test_parts_of_outputs_that_were_skipped() -> None:
 
 
 def output_with(text: str, tokens: list[int], finish: str | None = None) -> RequestOutput:
-    return RequestOutput("1", None, [0], [Completion(0, text, "", tokens, [], None, finish, text_tokens=len(tokens))])
+    return RequestOutput("1", None, [0], [CompletionOutput(0, text, tokens, finish, text_tokens=len(tokens))])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -346,7 +349,7 @@ def test_outputs_do_not_pile_up(service: Service) -> None:
         return [new async for new in generation.newest()]
 
     outputs = asyncio.run(read())
-    assert sorted((at, len(output.tokens)) for at, output in outputs) == [(0, 100), (1, 100)]
+    assert sorted((at, len(output.token_ids)) for at, output in outputs) == [(0, 100), (1, 100)]
 
 
 def test_status_routes(service: Service) -> None:
@@ -374,7 +377,7 @@ def test_tokenize_and_detokenize(llm: AsyncLLM, service: Service) -> None:
 def stopped(llm: AsyncLLM) -> tuple[str, Any]:
     """A stop string of several tokens within a text, and the text's output without it."""
     free = expected(llm, PROMPT, seed=5, max_tokens=16)
-    texts = [llm.engine.tokenizer.decode([token]) for token in free.tokens]
+    texts = [llm.engine.tokenizer.decode([token]) for token in free.token_ids]
     return "".join(texts[6:9]), free
 
 
@@ -399,10 +402,10 @@ def test_more_samples_than_run_at_a_time(llm: AsyncLLM, service: Service) -> Non
     body = {"prompt": PROMPT, "seed": 5, "max_tokens": 8, "n": 3 * most + 1}
     answer = ask(service, "POST", "/v1/completions", json=body).json()
     want = expected(llm, PROMPT, seed=5, max_tokens=8, n=3 * most + 1)
-    assert [choice["text"] for choice in answer["choices"]] == [c.text for c in want.completions]
+    assert [choice["text"] for choice in answer["choices"]] == [c.text for c in want.outputs]
     assert len({choice["text"] for choice in answer["choices"]}) > most
     assert answer["usage"]["completion_tokens"] == 8 * (3 * most + 1)
-    assert want.completions[0].text == expected(llm, PROMPT, seed=5, max_tokens=8).text
+    assert want.outputs[0].text == expected(llm, PROMPT, seed=5, max_tokens=8).text
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from support.serving import MODEL, ask, save_model, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM
-from torch_infini.engine import Completion, RequestOutput
+from torch_infini.engine import CompletionOutput, RequestMetrics, RequestOutput
 from torch_infini.engine.outputs import Metrics
 from torch_infini.serve import Service
 from torch_infini.serve.metrics import NOTHING_SEEN, ServerMetrics
@@ -89,8 +89,8 @@ def test_times_between_tokens() -> None:
     metrics = ServerMetrics(lambda: Metrics(blocks=4, free_blocks=3), MODEL)
 
     def output(*lengths: int, finish: str | None = None) -> RequestOutput:
-        completions = [Completion(i, "", "", [7] * length, [7], None, finish) for i, length in enumerate(lengths)]
-        return RequestOutput("1", None, [1, 2], completions, time_to_first_token=0.5, time=2.0)
+        completions = [CompletionOutput(i, "", [7] * length, finish) for i, length in enumerate(lengths)]
+        return RequestOutput("1", None, [1, 2], completions, metrics=RequestMetrics(0.5, 2.0))
 
     seen = NOTHING_SEEN
     for lengths, finish in (((1, 1), None), ((2, 2), None), ((5, 5), None), ((6, 6), "length")):

@@ -62,7 +62,7 @@ def on_ranks(size: int, work: Callable[[TPGroup], Any]) -> list[Any]:
 
 
 def tokens_of(llm: LLM, rows: list[list[int]], params: Any) -> list[list[list[int]]]:
-    return [[c.tokens for c in output.completions] for output in llm.generate(rows, params)]
+    return [[c.token_ids for c in output.outputs] for output in llm.generate(rows, params)]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -201,12 +201,12 @@ def test_workers(tmp_path: Path) -> None:
 def test_a_worker_that_ends(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     llm = LLM(tmp_path, tensor_parallel=2)
-    assert llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].completions[0].error is None
+    assert llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].outputs[0].error is None
     workers = llm.engine.model.tp_group.workers
     workers._processes[0].kill()
     workers._processes[0].wait()
     for _ in range(2):
-        error = llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].completions[0].error
+        error = llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].outputs[0].error
         assert re.search("rank 1 .*has ended|all ranks must be there, got one that has ended", error), error
 
 
@@ -230,7 +230,7 @@ def test_async(tmp_path: Path) -> None:
         async with AsyncLLM(tmp_path, tensor_parallel=2) as llm:
             return await asyncio.gather(*(llm.generate(row, SamplingParams.greedy(max_tokens=20)) for row in rows))
 
-    assert [[c.tokens for c in output.completions] for output in asyncio.run(run())] == want
+    assert [[c.token_ids for c in output.outputs] for output in asyncio.run(run())] == want
 
 
 def test_infer_engine(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_script_for_transformers_4(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     done = subprocess.run(command, capture_output=True, text=True, env={**environment, "OMP_NUM_THREADS": "1"})
     (output,) = LLM(MODEL).generate("def main(", SamplingParams.greedy(max_tokens=12))
-    assert (done.stdout, done.returncode) == (f"{output.tokens}\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == (f"{output.token_ids}\n", 0), done.stderr
 
 
 def test_after_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_a_format_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for folder, options in (("saved", {}), ("whole", {"weights": "eight"})):
         llm = LLM(tmp_path / folder, progress=False, record=False, **options)  # its product is of ATen's ops
         output = llm.generate(ids[0].tolist(), SamplingParams.greedy(max_tokens=12))[0]
-        assert list(output.completions[0].tokens) == made
+        assert list(output.outputs[0].token_ids) == made
     read = Llama.from_pretrained(tmp_path / "saved", progress=False)
     written = load_file(tmp_path / "saved" / "model.safetensors")
     for name, slot in read.slots(torch_infini.models.checkpoint.stored_layers(tmp_path / "saved")).items():

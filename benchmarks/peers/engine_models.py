@@ -99,7 +99,7 @@ class EngineModels(protocol.Worker):
         start = time.perf_counter()
         results = llm.generate(prompts, params)
         seconds = time.perf_counter() - start
-        made = [len(result.tokens) for result in results]
+        made = [len(result.token_ids) for result in results]
         if made != outputs:
             raise RuntimeError(f"generate made {made} tokens instead of {outputs}")
         return seconds

@@ -97,7 +97,7 @@ def expected(folder: Path, jobs: Sequence[Job]) -> list[Result]:
     """Return what LLM.generate makes of all jobs."""
     params = [SamplingParams(**job.settings) for job in jobs]
     outputs = LLM(folder, **SIZES, **STEPS).generate([job.prompt for job in jobs], params)
-    return [Result([c.tokens for c in o.completions], [c.text for c in o.completions], True) for o in outputs]
+    return [Result([c.token_ids for c in o.outputs], [c.text for c in o.outputs], True) for o in outputs]
 
 
 def through_async_llm(folder: Path, jobs: Sequence[Job]) -> tuple[list[Result], Metrics]:
@@ -106,10 +106,10 @@ def through_async_llm(folder: Path, jobs: Sequence[Job]) -> tuple[list[Result], 
     async def serve(llm: AsyncLLM, job: Job) -> Result:
         async with aclosing(llm.stream(job.prompt, SamplingParams(**job.settings))) as outputs:  # type: ignore[type-var]
             async for output in outputs:
-                tokens = [c.tokens for c in output.completions]
+                tokens = [c.token_ids for c in output.outputs]
                 if job.cancel_at is not None and sum(map(len, tokens)) >= job.cancel_at:
                     break
-        return Result(tokens, [c.text for c in output.completions], output.is_finished)
+        return Result(tokens, [c.text for c in output.outputs], output.finished)
 
     async def run() -> tuple[list[Result], Metrics]:
         async with AsyncLLM(folder, **SIZES, **STEPS) as llm:

@@ -38,9 +38,9 @@ def finish(engine: Engine, at_most: int = 100_000) -> dict[str, RequestOutput]:
         if engine.is_idle:
             return outputs
         for output in engine.step():
-            assert output.id not in outputs, "told of a request after its end"
-            if output.is_finished:
-                outputs[output.id] = output
+            assert output.request_id not in outputs, "told of a request after its end"
+            if output.finished:
+                outputs[output.request_id] = output
     raise AssertionError(f"the engine was not idle after {at_most} steps")
 
 
@@ -96,10 +96,10 @@ def soak(requests: int, seed: int = 0) -> dict[str, Any]:
         if waiting and chance.random() < 0.05:
             cancelled += engine.abort(chance.choice(sorted(waiting)))
         for output in engine.step():
-            if output.is_finished:
-                waiting.remove(output.id)
+            if output.finished:
+                waiting.remove(output.request_id)
                 told += 1
-                finishes.update(str(completion.finish) for completion in output.completions)
+                finishes.update(str(completion.finish_reason) for completion in output.outputs)
         if told // (requests // 10 or 1) > len(memory):
             gc.collect()
             memory.append(resident_bytes())

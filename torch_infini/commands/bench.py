@@ -95,11 +95,13 @@ def measure(llm: LLM, arguments: argparse.Namespace, requests: int) -> dict[str,
     seconds = time.perf_counter() - start
     first, token = [], []
     for output in outputs:
-        assert output.time is not None and output.time_to_first_token is not None
-        first.append(1e3 * output.time_to_first_token)
-        token.append(1e3 * (output.time - output.time_to_first_token) / max(arguments.output_tokens - 1, 1))
+        assert output.metrics.time is not None and output.metrics.time_to_first_token is not None
+        first.append(1e3 * output.metrics.time_to_first_token)
+        token.append(
+            1e3 * (output.metrics.time - output.metrics.time_to_first_token) / max(arguments.output_tokens - 1, 1)
+        )
     first.sort()
-    tokens = sum(len(output.tokens) for output in outputs)
+    tokens = sum(len(output.token_ids) for output in outputs)
     return {
         "requests": requests,
         "prompt_tokens": arguments.prompt_tokens,

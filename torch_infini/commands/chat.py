@@ -89,8 +89,8 @@ class Chat:
         answer, output = "", None
         try:
             for output in self._llm.stream(self._llm.chat_prompt(self.messages), self._params):
-                answer += output.completions[0].new_text
-                print(output.completions[0].new_text, end="", flush=True)
+                answer += output.outputs[0].new_text
+                print(output.outputs[0].new_text, end="", flush=True)
         except ValueError as error:  # a template that refuses the roles, a conversation beyond the context
             self.messages.pop()
             print(f"no answer: {error} (/reset begins anew)")
@@ -98,14 +98,14 @@ class Chat:
         except KeyboardInterrupt:
             pass
         print()
-        if output is None or output.completions[0].error is not None:
+        if output is None or output.outputs[0].error is not None:
             self.messages.pop()
-            print(f"no answer: {'interrupted' if output is None else output.completions[0].error}")
+            print(f"no answer: {'interrupted' if output is None else output.outputs[0].error}")
             return
         self.messages.append({"role": "assistant", "content": answer})
-        tokens, first = len(output.completions[0].tokens), output.time_to_first_token
-        if tokens > 1 and first is not None and output.time is not None:
-            speed = (tokens - 1) / (output.time - first)
+        tokens, first = len(output.outputs[0].token_ids), output.metrics.time_to_first_token
+        if tokens > 1 and first is not None and output.metrics.time is not None:
+            speed = (tokens - 1) / (output.metrics.time - first)
             print(f"[{tokens} tokens, {speed:.1f} tok/s, the first after {1e3 * first:.0f} ms]")
 
 

@@ -35,29 +35,29 @@ def run(arguments: argparse.Namespace) -> int:
             print(text, end="", flush=True)
         output = None
         for output in stream:
-            print(output.completions[0].new_text, end="", flush=True)
+            print(output.outputs[0].new_text, end="", flush=True)
     except ValueError as error:
         raise CommandError(str(error)) from error
     print(flush=True)
     assert output is not None
-    completion = output.completions[0]
+    completion = output.outputs[0]
     if completion.error is not None:
         print(f"torch_infini generate: {completion.error}", file=sys.stderr)
         return 1
-    assert output.time is not None and output.time_to_first_token is not None
+    assert output.metrics.time is not None and output.metrics.time_to_first_token is not None
     # The prompt's pass is not a step of one token: its time is printed separately.
-    rest, seconds = len(completion.tokens) - 1, output.time - output.time_to_first_token
+    rest, seconds = len(completion.token_ids) - 1, output.metrics.time - output.metrics.time_to_first_token
     if rest < 1:
-        print(f"{len(completion.tokens)} tokens, the first after {1e3 * output.time_to_first_token:.0f} ms")
+        print(f"{len(completion.token_ids)} tokens, the first after {1e3 * output.metrics.time_to_first_token:.0f} ms")
         return 0
     engine = llm.engine
-    length = len(output.prompt_tokens) + len(completion.tokens) / 2
+    length = len(output.prompt_token_ids) + len(completion.token_ids) / 2
     step_bytes = engine.model.bytes_per_step + length * engine.bytes_per_token
     share = rest * step_bytes / seconds / (read_bandwidth() if arguments.device == "cpu" else float("nan"))
     cached = " (from the cache)" if share > 1 else ""
     limit = f", {share:.1%} of the bandwidth limit{cached}" if share == share else ""
     print(
-        f"{len(completion.tokens)} tokens, {rest / seconds:.1f} tok/s{limit} "
-        f"(the first after {1e3 * output.time_to_first_token:.0f} ms; a step reads {step_bytes / 1e6:.0f} MB)"
+        f"{len(completion.token_ids)} tokens, {rest / seconds:.1f} tok/s{limit} "
+        f"(the first after {1e3 * output.metrics.time_to_first_token:.0f} ms; a step reads {step_bytes / 1e6:.0f} MB)"
     )
     return 0

@@ -9,7 +9,7 @@ from .blocks import BlockManager
 from .config import EngineConfig
 from .engine import Engine
 from .llm import LLM
-from .outputs import Completion, Metrics, RequestOutput
+from .outputs import CompletionOutput, Logprob, Metrics, RequestMetrics, RequestOutput, TokenLogprobs
 from .sampler import Row, Sampled, Sampler
 from .sampling_params import SamplingParams
 
@@ -17,13 +17,16 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "BlockManager",
-    "Completion",
+    "CompletionOutput",
     "Engine",
     "EngineConfig",
+    "Logprob",
     "Metrics",
+    "RequestMetrics",
     "RequestOutput",
     "Row",
     "Sampled",
     "Sampler",
     "SamplingParams",
+    "TokenLogprobs",
 ]

@@ -34,7 +34,7 @@ class AsyncLLM:
     Example:
         >>> async with AsyncLLM("path/to/model") as llm:
         >>>     async for output in llm.stream("Once upon a time", SamplingParams(max_tokens=32)):
-        >>>         print(output.completions[0].new_text, end="")
+        >>>         print(output.outputs[0].new_text, end="")
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -99,7 +99,7 @@ class AsyncLLM:
                 if isinstance(output, BaseException):
                     raise output
                 yield output
-                if output.is_finished:
+                if output.finished:
                     return
         finally:
             self.cancel(request)
@@ -230,7 +230,11 @@ class _EngineThread:
                 for call in calls:
                     call()
                 for output in self._engine.step():
-                    deliver = self._deliver.pop(output.id, None) if output.is_finished else self._deliver.get(output.id)
+                    deliver = (
+                        self._deliver.pop(output.request_id, None)
+                        if output.finished
+                        else self._deliver.get(output.request_id)
+                    )
                     if deliver is not None:
                         deliver(output)
         except BaseException as error:

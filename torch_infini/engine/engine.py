@@ -16,7 +16,7 @@ import torch
 from .blocks import BlockManager
 from .config import CACHE_BYTES, EngineConfig
 from .model import ServedModel, is_served_model
-from .outputs import Finish, Metrics, RequestOutput
+from .outputs import Finish, Metrics, RequestOutput, TokenLogprobs
 from .runner import ChunkInput, Runner, TPRunner
 from .sampler import Row, Sampled, Sampler, resolve_seeds
 from .sampling_params import SamplingParams
@@ -64,7 +64,7 @@ class Engine:
     ) -> None:
         if not is_served_model(model):
             raise ValueError(
-                f"{_NAME}: model must be a torch_infini.models.Llama or another ServedModel, got {type(model).__name__}"
+                f"{_NAME}: model must be a torch_infini.models.Llama or PagedModel, got {type(model).__name__}"
             )
         if config is not None and not isinstance(config, EngineConfig):
             raise ValueError(f"{_NAME}: config must be an EngineConfig or None, got {config!r}")
@@ -290,7 +290,7 @@ class Engine:
 
     def _collect_outputs(self) -> None:
         for request in self._changed:
-            output = output_of(request)
+            output = output_of(request, self.tokenizer)
             if request.last_output is None or output.progress > request.last_output.progress:
                 self.outputs.append(output)
                 request.last_output = output
@@ -304,8 +304,8 @@ class Engine:
             return
         if not self._returned:
             for output in self.outputs:
-                if output.id in self._requests:
-                    self._requests[output.id].last_output = output
+                if output.request_id in self._requests:
+                    self._requests[output.request_id].last_output = output
         living = []
         for request in sorted(self._requests.values(), key=lambda request: request.number):
             if len(request.sequences) < request.params.n:  # the prompt's samples were being made
@@ -388,7 +388,8 @@ class Engine:
             self._finish(sequence, Finish.ERROR, error=result.error)
             return
         if result.logprob is not None:
-            sequence.logprobs.append((result.logprob, result.top_logprobs or []))
+            one = TokenLogprobs(result.token, result.logprob, result.rank, result.top_logprobs or [])
+            sequence.logprobs.append(one)
         sequence.row.output.append(result.token)
         sequence.tokens.append(result.token)  # after all else: Sequence.restart keeps what is in tokens
         self._metrics.generated_tokens += 1
@@ -406,7 +407,7 @@ class Engine:
             self._finish(sequence, Finish.ERROR, error=f"{_UNREADABLE}, got {described(error)} at token {token}")
             return
         if is_end:
-            self._finish(sequence, Finish.STOP, token)
+            self._finish(sequence, Finish.STOP, token if token in params.stop_token_ids else None)
         elif stopped is not None:
             self._finish(sequence, Finish.STOP, stopped)
         elif len(sequence.tokens) >= sequence.request.limit:

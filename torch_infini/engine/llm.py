@@ -156,7 +156,7 @@ class LLM:
             params: For all prompts, or one for each; None: the model's own (generation_config).
 
         Returns:
-            One output for each prompt, in their order. One that went wrong has completions with finish "error".
+            One output for each prompt, in their order. One that went wrong has outputs with finish_reason "error".
 
         Raises:
             ValueError: For a prompt that cannot be served; none is computed then.
@@ -196,7 +196,7 @@ class LLM:
             params: None: the model's own (generation_config).
 
         Yields:
-            The output so far; its completions' new_text and new_tokens are what the step added.
+            The output so far; its outputs' new_text and new_token_ids are what the step added.
 
         Raises:
             ValueError: For a prompt that cannot be served.
@@ -310,7 +310,7 @@ class LLM:
                         )
                 output = reader.take()
             yield output
-            if output.is_finished:
+            if output.finished:
                 return
 
     def _step(self) -> None:
@@ -328,7 +328,7 @@ class LLM:
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
         for output in outputs:
-            reader = self._readers[output.id]() if output.id in self._readers else None
+            reader = self._readers[output.request_id]() if output.request_id in self._readers else None
             if reader is not None:
                 reader.put(output)
 

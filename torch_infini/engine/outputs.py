@@ -1,9 +1,10 @@
-"""What the engine returns: RequestOutput with a Completion for each sample, and Metrics."""
+"""What the engine returns: RequestOutput with a CompletionOutput for each sample, in vLLM's words; Metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, NamedTuple
 
 
 class Finish(str, Enum):
@@ -15,33 +16,105 @@ class Finish(str, Enum):
     ERROR = "error"
 
 
+class Logprob(NamedTuple):
+    """The log-probability of a token, before temperature.
+
+    Attributes:
+        logprob: Natural logarithm.
+        rank: 1 for the likeliest token of the vocabulary.
+        decoded_token: Its text; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
 @dataclass(frozen=True)
-class Completion:
+class TokenLogprobs:
+    """Log-probabilities at one place of a text.
+
+    Attributes:
+        token: The token that is there.
+        logprob: Its.
+        rank: Its rank, from 1.
+        top: (token, log-probability) of the likeliest tokens in descending order.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+    def by_token(self, tokenizer: Any) -> dict[int, Logprob]:
+        """Return the likeliest tokens' and the token's own, as vLLM has them."""
+
+        def entry(token: int, logprob: float, rank: int) -> Logprob:
+            return Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token]))
+
+        found = {token: entry(token, logprob, rank) for rank, (token, logprob) in enumerate(self.top, 1)}
+        found.setdefault(self.token, entry(self.token, self.logprob, self.rank))
+        return found
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
     """One sample of a request, so far.
 
     Attributes:
         index: Of the sample, 0 to params.n - 1.
-        text: Without a tail that may become part of a stop string; "" without a tokenizer.
+        text: Without a tail that may become part of a stop string; "" without a tokenizer. With output_kind DELTA, what
+            is new.
+        token_ids: An end or stop token is the last of them. With output_kind DELTA, the new ones.
+        finish_reason: "stop", "length", "abort" or "error"; None: not finished.
+        stop_reason: The stop token or string that ended it; None also for an end-of-sequence token.
         new_text: The text that the last step added.
-        tokens: Token ids; an end or stop token is the last of them.
+        new_token_ids: The tokens that the last step added.
+        error: The error message, if finish_reason is "error".
         text_tokens: How many of the tokens have a part in the text: not those of a stop string, or of what may be one.
-        new_tokens: The tokens that the last step added.
-        logprobs: For each token (its log-probability, the most likely tokens and theirs); None if not requested.
-        finish: "stop", "length", "abort" or "error"; None: not finished.
-        stopped_by: The token or string that stopped it.
-        error: The error message, if finish is "error".
+        token_logprobs: Of each token; None if not requested.
+        tokenizer: Decodes the tokens of `logprobs`.
     """
 
     index: int
     text: str
-    new_text: str
-    tokens: list[int]
-    new_tokens: list[int]
-    logprobs: list[tuple[float, list[tuple[int, float]]]] | None = None
-    finish: str | None = None
-    stopped_by: int | str | None = None
+    token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    new_text: str = ""
+    new_token_ids: list[int] = field(default_factory=list)
     error: str | None = None
     text_tokens: int = 0
+    token_logprobs: list[TokenLogprobs] | None = None
+    tokenizer: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """For each token a dict of the likeliest tokens and the token itself; None if not requested. As vLLM's."""
+        if self.token_logprobs is None:
+            return None
+        return [one.by_token(self.tokenizer) for one in self.token_logprobs]
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the tokens' log-probabilities; None if not requested."""
+        return None if self.token_logprobs is None else sum(one.logprob for one in self.token_logprobs)
+
+    def finished(self) -> bool:
+        """Return whether the sample has ended."""
+        return self.finish_reason is not None
+
+
+class RequestMetrics(NamedTuple):
+    """Times of a request, in seconds since it was added; None: not yet.
+
+    Attributes:
+        time_to_first_token: Until its first token.
+        time: Until it finished.
+    """
+
+    time_to_first_token: float | None
+    time: float | None
 
 
 @dataclass(frozen=True)
@@ -49,41 +122,51 @@ class RequestOutput:
     """The output of a request, so far.
 
     Attributes:
-        id: The request's.
+        request_id: The request's.
         prompt: Its text; None if it came as token ids.
-        prompt_tokens: Its tokens.
-        completions: One for each sample; before the prompt is computed one without tokens.
-        reused: The number of the prompt's tokens that were in the cache.
-        time_to_first_token: Seconds since the request was added; None: no token yet.
-        time: Seconds from when the request was added until it finished; None: not finished.
+        prompt_token_ids: Its tokens.
+        outputs: One for each sample; before the prompt is computed one without tokens.
+        num_cached_tokens: How many of the prompt's tokens were in the cache.
+        metrics: Its times.
+        prompt_token_logprobs: Of each prompt token but the first; None if not requested.
+        lora_request: The request's adapter, or None.
     """
 
-    id: str
+    request_id: str
     prompt: str | None
-    prompt_tokens: list[int]
-    completions: list[Completion]
-    reused: int = 0
-    time_to_first_token: float | None = None
-    time: float | None = None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics = RequestMetrics(None, None)
+    prompt_token_logprobs: list[TokenLogprobs] | None = None
+    lora_request: Any = None
 
     @property
-    def is_finished(self) -> bool:
-        return all(completion.finish is not None for completion in self.completions)
+    def finished(self) -> bool:
+        """Whether all samples have ended."""
+        return all(output.finished() for output in self.outputs)
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(tokens of all completions, finished completions); each output of a request has more than the one before."""
-        return sum(len(c.tokens) for c in self.completions), sum(c.finish is not None for c in self.completions)
+        """(tokens of all samples, finished samples); each output of a request has more than the one before."""
+        return sum(len(one.token_ids) for one in self.outputs), sum(one.finished() for one in self.outputs)
+
+    @property
+    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """For each prompt token a dict as in CompletionOutput.logprobs, None for the first; None if not requested."""
+        if self.prompt_token_logprobs is None:
+            return None
+        return [None, *(one.by_token(self.outputs[0].tokenizer) for one in self.prompt_token_logprobs)]
 
     @property
     def text(self) -> str:
-        """Text of the first completion."""
-        return self.completions[0].text
+        """Text of the first sample."""
+        return self.outputs[0].text
 
     @property
-    def tokens(self) -> list[int]:
-        """Tokens of the first completion."""
-        return self.completions[0].tokens
+    def token_ids(self) -> list[int]:
+        """Tokens of the first sample."""
+        return self.outputs[0].token_ids
 
 
 @dataclass

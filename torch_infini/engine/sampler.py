@@ -95,12 +95,14 @@ class Sampled(NamedTuple):
         logprob: The token's log-probability before temperature, where SamplingParams.logprobs asks for it.
         top_logprobs: (token, log-probability) of the most likely tokens in descending order, of equals the lower id
             first; fewer where fewer are possible.
+        rank: 1 for the likeliest token, where there is a logprob.
         error: Why there is no token.
     """
 
     token: int
     logprob: float | None = None
     top_logprobs: list[tuple[int, float]] | None = None
+    rank: int = 0
     error: str | None = None
 
 
@@ -214,7 +216,9 @@ class Sampler:
                 continue
             try:
                 count = rows[i].params.logprobs or 0
-                results[i] = Sampled(tokens[i], values[tokens[i]].item(), most_likely(values, count))
+                own = values[tokens[i]]
+                rank = 1 + int((values > own).sum())
+                results[i] = Sampled(tokens[i], own.item(), most_likely(values, count), rank)
             except Exception as error:
                 errors[i] = failure(error)
         for i, wrong in errors.items():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .blocks import ROOT
-from .outputs import Completion, Finish, RequestOutput
+from .outputs import CompletionOutput, Finish, RequestMetrics, RequestOutput, TokenLogprobs
 from .sampler import Row
 from .sampling_params import SamplingParams
 from .text import TextStream
@@ -69,7 +69,7 @@ class Sequence:
         stream: Decodes the output; None without a tokenizer, and before the output's first token.
         text: Text of the output that no later token changes.
         starts: Where in the text each token of the output begins, as far as decoded; only where there are stop strings.
-        logprobs: For each token of the output its log-probability and the most likely tokens', where requested.
+        logprobs: Of each token of the output, where requested.
         finish, stopped_by, error: Why it finished; the token or string that stopped it; the error message.
     """
 
@@ -84,7 +84,7 @@ class Sequence:
     identity: int = ROOT
     text: str = ""
     starts: list[int] = field(default_factory=list)
-    logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     stopped_by: int | str | None = None
     error: str | None = None
@@ -126,29 +126,32 @@ class Sequence:
         return len(self.tokens) - self.computed
 
 
-def output_of(request: Request) -> RequestOutput:
-    """Make a request's output; new text and tokens are those that request.last_output does not have."""
-    reported = (
-        {}
-        if request.last_output is None
-        else {old.index: (len(old.text), len(old.tokens)) for old in request.last_output.completions}
-    )
-    completions = []
+def output_of(request: Request, tokenizer: Any = None) -> RequestOutput:
+    """Make a request's output; new text and tokens are those that request.last_output does not have.
+
+    Args:
+        request: The request.
+        tokenizer: Decodes the tokens of log-probabilities.
+    """
+    last = request.last_output
+    reported = {} if last is None else {old.index: (len(old.text), len(old.token_ids)) for old in last.outputs}
+    outputs = []
     for sequence in request.sequences:
         text, tokens = sequence.text, sequence.output
         old_text, old_tokens = reported.get(sequence.index, (0, 0))
-        completions.append(
-            Completion(
+        outputs.append(
+            CompletionOutput(
                 sequence.index,
                 text,
-                text[old_text:],
                 tokens,
-                tokens[old_tokens:],
-                list(sequence.logprobs) if request.params.logprobs is not None else None,
                 None if sequence.finish is None else sequence.finish.value,
                 sequence.stopped_by,
+                text[old_text:],
+                tokens[old_tokens:],
                 sequence.error,
                 sequence.text_tokens,
+                list(sequence.logprobs) if request.params.logprobs is not None else None,
+                tokenizer,
             )
         )
 
@@ -159,10 +162,9 @@ def output_of(request: Request) -> RequestOutput:
         request.id,
         request.text,
         request.prompt,
-        completions,
+        outputs,
         request.reused,
-        since(request.first_token),
-        since(request.finished),
+        RequestMetrics(since(request.first_token), since(request.finished)),
     )
 
 

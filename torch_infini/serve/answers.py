@@ -7,11 +7,10 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..engine import Completion, RequestOutput
+from ..engine import CompletionOutput, RequestOutput, TokenLogprobs
 from .token_texts import TokenTexts
 
 LEAST = -9999.0  # stands for log-probability -infinity, as in OpenAI's API: JSON has no infinity
-Logprobs = list[tuple[float, list[tuple[int, float]]]]
 
 
 class ChoiceDelta(NamedTuple):
@@ -28,7 +27,7 @@ class ChoiceDelta(NamedTuple):
     choice: int
     text: str
     tokens: list[int]
-    logprobs: Logprobs | None
+    logprobs: list[TokenLogprobs] | None
     at: int
     is_first: bool
     finish: str | None
@@ -96,8 +95,8 @@ class ChatAnswer(Answer):
         if part.logprobs is None:
             return None
         content = [
-            {**self._entry(token, logprob), "top_logprobs": [self._entry(*other) for other in top]}
-            for token, (logprob, top) in zip(part.tokens, part.logprobs, strict=True)
+            {**self._entry(one.token, one.logprob), "top_logprobs": [self._entry(*other) for other in one.top]}
+            for one in part.logprobs
         ]
         return {"content": content, "refusal": None}
 
@@ -131,10 +130,10 @@ class CompletionAnswer(Answer):
             at += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [max(logprob, LEAST) for logprob, _ in part.logprobs],
+            "token_logprobs": [max(one.logprob, LEAST) for one in part.logprobs],
             "top_logprobs": [
-                {self.text_of(token): max(logprob, LEAST) for token, logprob in reversed(top)}
-                for _, top in part.logprobs
+                {self.text_of(token): max(logprob, LEAST) for token, logprob in reversed(one.top)}
+                for one in part.logprobs
             ],
             "text_offset": offsets,
         }
@@ -159,16 +158,16 @@ class Parts:
         """Yield the parts that an output of prompt `at` adds, none without text, log-probabilities or an end."""
         before = self.outputs.get(at)
         self.outputs[at] = output
-        ended = set() if before is None else {c.index for c in before.completions if c.finish is not None}
-        for completion in output.completions:
+        ended = set() if before is None else {c.index for c in before.outputs if c.finish_reason is not None}
+        for completion in output.outputs:
             index = at * self._samples + completion.index
             characters, tokens, spread = self._had.get(index, (0, 0, 0))
             shown = completion.text_tokens  # those of a stop string, or of what may become one, are not
-            text, new = completion.text[characters:], completion.tokens[tokens:shown]
-            logprobs = None if completion.logprobs is None else completion.logprobs[tokens:shown]
-            if completion.index in ended or not (text or logprobs or completion.finish):
+            text, new = completion.text[characters:], completion.token_ids[tokens:shown]
+            logprobs = None if completion.token_logprobs is None else completion.token_logprobs[tokens:shown]
+            if completion.index in ended or not (text or logprobs or completion.finish_reason):
                 continue
-            yield ChoiceDelta(index, text, new, logprobs, spread, index not in self._had, completion.finish)
+            yield ChoiceDelta(index, text, new, logprobs, spread, index not in self._had, completion.finish_reason)
             if logprobs is not None:
                 spread += sum(len(self._answer.text_of(token)) for token in new)
             self._had[index] = len(completion.text), max(tokens, shown), spread
@@ -176,9 +175,17 @@ class Parts:
 
 def parts_of(outputs: Sequence[RequestOutput]) -> list[ChoiceDelta]:
     """Return the choices of finished outputs: all samples of the first prompt, then those of the next."""
-    completions: list[Completion] = [completion for output in outputs for completion in output.completions]
+    completions: list[CompletionOutput] = [completion for output in outputs for completion in output.outputs]
     return [
-        ChoiceDelta(i, c.text, c.tokens[: c.text_tokens], c.logprobs and c.logprobs[: c.text_tokens], 0, True, c.finish)
+        ChoiceDelta(
+            i,
+            c.text,
+            c.token_ids[: c.text_tokens],
+            c.token_logprobs and c.token_logprobs[: c.text_tokens],
+            0,
+            True,
+            c.finish_reason,
+        )
         for i, c in enumerate(completions)
     ]
 
@@ -186,11 +193,11 @@ def parts_of(outputs: Sequence[RequestOutput]) -> list[ChoiceDelta]:
 def usage_of(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
     """Return the numbers of tokens; a prompt counts once, however many samples it has."""
     outputs = list(outputs)
-    prompt = sum(len(output.prompt_tokens) for output in outputs)
-    generated = sum(len(completion.tokens) for output in outputs for completion in output.completions)
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    generated = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": sum(output.reused for output in outputs)},
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
     }

@@ -105,7 +105,7 @@ class Generation:
         """Take an output, or the error that ended the engine."""
         if at not in self._running:
             return
-        errors = [c.error for c in output.completions] if isinstance(output, RequestOutput) else [str(output)]
+        errors = [c.error for c in output.outputs] if isinstance(output, RequestOutput) else [str(output)]
         if error := next(filter(None, errors), None):
             log.error("a request failed: %s", error)
             code = "engine_error" if self._llm.is_running else "engine_dead"
@@ -114,7 +114,7 @@ class Generation:
         self._seen[at] = self._metrics.observe(output, self._seen[at])
         self._newest[at] = output
         self._changed.set()
-        if output.is_finished:
+        if output.finished:
             del self._running[at]
             if not self._running:
                 self._on_end(self)

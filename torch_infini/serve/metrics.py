@@ -105,17 +105,17 @@ class ServerMetrics:
             before: What this returned for the one before it; NOTHING_SEEN for the first.
         """
         now = time.perf_counter()
-        samples, tokens = len(output.completions), sum(len(completion.tokens) for completion in output.completions)
+        samples, tokens = len(output.outputs), sum(len(completion.token_ids) for completion in output.outputs)
         if before.tokens:  # of several samples each has one token in such a time
             for _ in range((tokens - before.tokens) // samples):
                 self._between.observe((now - before.time) * samples / (tokens - before.tokens))
-        elif output.time_to_first_token is not None:
-            self._first.observe(output.time_to_first_token)
-        if output.is_finished:
-            self._prompts.observe(len(output.prompt_tokens))
+        elif output.metrics.time_to_first_token is not None:
+            self._first.observe(output.metrics.time_to_first_token)
+        if output.finished:
+            self._prompts.observe(len(output.prompt_token_ids))
             self._outputs.observe(tokens)
-            if output.time is not None:
-                self._whole.observe(output.time)
+            if output.metrics.time is not None:
+                self._whole.observe(output.metrics.time)
         return RequestTimes(now, tokens)
 
     def text(self) -> bytes:

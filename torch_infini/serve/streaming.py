@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..engine import Completion, RequestOutput, SamplingParams
+from ..engine import CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
 from ..engine.outputs import Finish
-from .answers import Answer, Logprobs, Parts
+from .answers import Answer, Parts
 from .encoding import DONE, PING, json_response, to_event
 from .errors import ApiError
 from .generation import Generation
@@ -39,9 +40,10 @@ def respond_empty(
     prompts: list[list[int]], params: SamplingParams, answer: Answer, stream: bool, include_usage: bool
 ) -> Response:
     """Return the answer that has no tokens."""
-    logprobs: Logprobs | None = None if params.logprobs is None else []
-    completions = [Completion(i, "", "", [], [], logprobs, Finish.LENGTH.value) for i in range(params.n)]
-    outputs = [RequestOutput("", None, prompt, completions) for prompt in prompts]
+    logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+    empty = CompletionOutput(0, "", [], Finish.LENGTH.value, token_logprobs=logprobs)
+    samples = [replace(empty, index=i) for i in range(params.n)]
+    outputs = [RequestOutput("", None, prompt, samples) for prompt in prompts]
     if not stream:
         return json_response(answer.whole(outputs))
     parts = Parts(params.n, answer)

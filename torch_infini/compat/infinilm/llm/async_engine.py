@@ -184,16 +184,18 @@ def _deliver(requests: Requests, request: InferenceRequest, output: EngineOutput
     if isinstance(output, BaseException):  # the thread failed or was closed; stop() will cancel what is left
         request.fail(output)
         return
-    if output.is_finished:  # before its reader knows: the id is free then
+    if output.finished:  # before its reader knows: the id is free then
         requests.pop(request.request_id, None)
         request.release()
-    for c in output.completions:
-        if c.finish is None:
-            if c.new_tokens:
-                request.outbox.put(SampleDelta(c.index, c.new_tokens, c.new_text, None))
+    for c in output.outputs:
+        if not c.finished():
+            if c.new_token_ids:
+                request.outbox.put(SampleDelta(c.index, c.new_token_ids, c.new_text, None))
         elif c.index not in request.told:
             request.told.add(c.index)
-            request.outbox.put(SampleDelta(c.index, c.new_tokens, c.new_text, reason_of(c.finish, c.stopped_by)))
+            request.outbox.put(
+                SampleDelta(c.index, c.new_token_ids, c.new_text, reason_of(c.finish_reason, c.stop_reason))
+            )
 
 
 def _check_added(request: InferenceRequest, added: Future[str]) -> None:

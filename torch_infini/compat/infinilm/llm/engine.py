@@ -148,11 +148,11 @@ class LLMEngine(TakesRequests):
         """
         changed = []
         for output in self.llm.step():
-            request = self._requests.get(output.id)
+            request = self._requests.get(output.request_id)
             if request is not None:  # not one of the LLM's own
                 changed.append(request)
-                if output.is_finished:
-                    del self._requests[output.id]
+                if output.finished:
+                    del self._requests[output.request_id]
         if self._requests and self.llm.engine.is_idle:  # finished in steps that the LLM took
             changed += self._requests.values()
             self._requests.clear()

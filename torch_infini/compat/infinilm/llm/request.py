@@ -60,24 +60,15 @@ def reason_of(finish: str | None, stopped_by: int | str | None) -> FinishReason 
     return _REASONS.get(finish, stop)
 
 
-class CompletionOutput(engine.Completion):
-    """One sample of a request; torch_infini's Completion and InfiniLM's names for parts of it."""
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.tokens
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return reason_of(self.finish, self.stopped_by)
+class CompletionOutput(engine.CompletionOutput):
+    """One sample of a request; finish_reason is a FinishReason."""
 
 
 @dataclass(frozen=True)
 class RequestOutput(engine.RequestOutput):
-    """The output of a request; torch_infini's RequestOutput and InfiniLM's names for parts of it.
+    """The output of a request; torch_infini's RequestOutput, whose outputs are CompletionOutputs of this module.
 
     Attributes:
-        outputs: The samples, CompletionOutput each.
         ended: Why the request ended before its samples did: TIMEOUT; None: it did not.
     """
 
@@ -88,29 +79,22 @@ class RequestOutput(engine.RequestOutput):
         cls, output: engine.RequestOutput, id: str | None = None, ended: FinishReason | None = None
     ) -> RequestOutput:
         """Make one of the engine's output; its id is that of the engine where none is given."""
-        values = vars(output) | {"completions": [CompletionOutput(**vars(c)) for c in output.completions]}
-        return cls(**values | ({} if id is None else {"id": id}), ended=ended)
-
-    @property
-    def request_id(self) -> str:
-        return self.id
-
-    @property
-    def prompt_token_ids(self) -> list[int]:
-        return self.prompt_tokens
-
-    @property
-    def outputs(self) -> list[CompletionOutput]:
-        return [c for c in self.completions if isinstance(c, CompletionOutput)]
+        outputs = [
+            CompletionOutput(**vars(one) | {"finish_reason": reason_of(one.finish_reason, one.stop_reason)})
+            for one in output.outputs
+        ]
+        values = vars(output) | {"outputs": outputs}
+        return cls(**values | ({} if id is None else {"request_id": id}), ended=ended)
 
     @property
     def finished(self) -> bool:
-        return self.ended is not None or self.is_finished
+        return self.ended is not None or super().finished
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """Of the first sample; None: it goes on."""
-        return self.ended or self.outputs[0].finish_reason
+        reason = self.outputs[0].finish_reason
+        return self.ended or (None if reason is None else FinishReason(reason))
 
 
 @dataclass(slots=True)
