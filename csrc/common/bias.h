@@ -1,4 +1,4 @@
-// Bias: a row of numbers of T or of float, or none, whose vectors of floats the CPU kernels add.
+// Bias: an optional vector of numbers (of T or of float) that CPU kernels add to their sums, as vectors of floats.
 #pragma once
 
 #include "tensor_view.h"
@@ -10,7 +10,7 @@ namespace {
 template <typename T> class Bias {
 public:
     Bias() = default;
-    // From element `first` on.
+    // Starts at element `first` of the view.
     explicit Bias(const TensorView &view, int64_t first = 0) {
         if (view.dtype == INFINI_DTYPE_F32) {
             wide_ = view.as<const float>() + first;
@@ -19,7 +19,7 @@ public:
         }
     }
 
-    // The sum of values and the elements from i on.
+    // Returns values plus the elements from i on.
     template <typename Lanes> VecF plus(VecF values, int64_t i, Lanes lanes) const {
         return wide_ ? values + load_at(wide_, i, lanes) : own_ ? values + load_at(own_, i, lanes) : values;
     }

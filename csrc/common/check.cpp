@@ -188,7 +188,7 @@ void Checker::no_overlap(const char *argument, const TensorView &out, const char
 
 void Checker::range(const char *argument, double value, double low, double high, const char *rule) const {
     if (!(value >= low && value <= high)) {
-        // Most rules do not mention the upper limit, float's largest number, which few values exceed.
+        // Most rule texts leave out the upper limit (float's largest number) because few values exceed it: add it here.
         const bool unsaid = value > high && std::isfinite(value) && std::strstr(rule, "at most") == nullptr &&
                             std::strstr(rule, "in float32") == nullptr;
         fail(INFINI_STATUS_BAD_PARAM, argument, unsaid ? message(rule, " and at most ", high) : rule, message(value));

@@ -1,6 +1,6 @@
-// Checks of an op's arguments. A violation throws one sentence: which op, which argument, the rule, what came.
-// "infini::rms_norm: weight must have shape [4096] ..., got [4095]". A check file names the op once (Checker
-// rule("rms_norm")) and then states its rules. Views without memory (the C ABI's Create) pass the checks of overlap.
+// Checks of an op's arguments. A violation throws one sentence with op, argument, rule and actual value:
+// "infini::rms_norm: weight must have shape [4096] ..., got [4095]". A check names the op once, Checker
+// rule("rms_norm"), and then states its rules. Views without memory (Create of the C ABI) pass the overlap checks.
 #pragma once
 
 #include <initializer_list>
@@ -11,7 +11,7 @@
 
 namespace infini {
 
-// A sentence's "... to match the last dimension of x": where a required size comes from.
+// The end of a message that says where a required size comes from: "to match the last dimension of x".
 using Reason = const char *;
 
 // Whether two views share a byte: exact, except that strides for which the search would take too long count as
@@ -33,7 +33,7 @@ public:
     // low <= ndim <= high.
     void rank(const char *argument, const TensorView &view, int low, int high = -1) const;
     void dtype(const char *argument, const TensorView &view, std::initializer_list<infiniDtype_t> allowed) const;
-    // The same dtype as another argument; or, where that is a half type, float32.
+    // The same dtype as another argument, or float32 if that argument is a half type.
     void same_dtype(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
     void same_dtype_or_float32(const char *argument, const TensorView &view, const char *x_name,
                                const TensorView &x) const;
@@ -44,16 +44,16 @@ public:
     // The output of a product with the rows of x: x's shape with `columns` in the last dimension ("out must have shape
     // [2, 8], <why>, got ..."), x's dtype, innermost stride 1, writable, no overlap with x.
     void rows_of_x(const char *argument, const TensorView &y, const TensorView &x, int64_t columns, Reason why) const;
-    // Innermost stride 1 (any stride where the dimension has at most one element).
+    // Innermost stride 1; any stride is accepted if that dimension has at most one element.
     void dense_last(const char *argument, const TensorView &view) const;
     void contiguous(const char *argument, const TensorView &view) const;
-    // A tensor that is written may not overlap itself (a stride of 0).
+    // A tensor to be written must not overlap itself, for example by a stride of 0.
     void writable(const char *argument, const TensorView &view) const;
-    // Reading `in` while writing `out`: the two are the same elements, or share none.
+    // For kernels that read an element of `in` before they write it to `out`: equal elements, or no shared memory.
     void no_partial_overlap(const char *argument, const TensorView &out, const char *other, const TensorView &in) const;
-    // Reading `in` at any time while writing `out`: the two share no memory.
+    // For kernels that read `in` at any time while they write `out`: no shared memory.
     void no_overlap(const char *argument, const TensorView &out, const char *other, const TensorView &in) const;
-    // A number in [low, high]; NaN is refused too.
+    // A number in [low, high]; NaN fails.
     void range(const char *argument, double value, double low, double high, const char *rule) const;
 
 private:
@@ -63,7 +63,7 @@ private:
 // The dtypes that most ops support.
 #define INFINI_FLOATS {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16}
 #define INFINI_FLOATS_AND_DOUBLE {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16, INFINI_DTYPE_F64}
-// Those of tensors that name rows, blocks or slots, or count them; indices.h reads both.
+// The dtypes of tensors with row, block or slot indices, or with counts. indices.h reads both.
 #define INFINI_INDICES {INFINI_DTYPE_I64, INFINI_DTYPE_I32}
 
 } // namespace infini

@@ -1,10 +1,10 @@
-// Which instruction set the CPU kernels use. Each kernel file (*_cpu.cpp) is compiled once for every level of
-// CpuCapability except the VNNI-only ones, for which only *_dot_cpu.cpp files are compiled (at avx512_bf16, which adds
-// nothing to products of int8, avx512_vnni serves these); a *_tiles.cpp file once for
-// the AMX tile registers and once for their emulation. The level is chosen once from cpuid or AArch64's auxiliary
-// vector, and the environment variable INFINI_CPU_CAPABILITY can only lower it. INFINI_CPU_KERNEL(name, Args) declares
-// all compiled copies of a kernel, name(args), and the function that picks one, name(context, args), for a KernelTable.
-// INFINI_DOT_KERNEL(name, Args) does so for *_dot_cpu.cpp files, INFINI_TILE_KERNEL(name, Args) for tiles.
+// The instruction set of the CPU kernels. A *_cpu.cpp file is compiled once for each level of CpuCapability except the
+// VNNI-only levels, a *_dot_cpu.cpp file (products of int8) for those too, but not for avx512_bf16, where avx512_vnni
+// serves. A *_tiles.cpp file is compiled for the AMX tile registers and for their emulation. The level is chosen once,
+// from cpuid or AArch64's auxiliary vector; the environment variable INFINI_CPU_CAPABILITY can only lower it.
+// INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel, name(args), and the function that picks one,
+// name(context, args), for a KernelTable. INFINI_DOT_KERNEL does so for *_dot_cpu.cpp files, INFINI_TILE_KERNEL for
+// tiles.
 #pragma once
 
 #include "execution_context.h"
@@ -16,23 +16,23 @@ namespace infini {
 #if defined(__aarch64__)
 enum CpuCapability : int {
     kNeon = 0,        // Armv8.0-A: NEON with FMA and conversions of f16
-    kNeonDotprod = 1, // with products of int8 in fours (SDOT)
-    kNeonBf16 = 2,    // with products of bf16 in pairs (BFDOT); such CPUs have I8MM too
+    kNeonDotprod = 1, // adds int8 dot products of 4 elements (SDOT)
+    kNeonBf16 = 2,    // adds bf16 dot products of 2 elements (BFDOT); such CPUs have I8MM too
     kCpuCapabilities
 };
 #else
 enum CpuCapability : int {
-    kBaseline = 0,   // whatever the compiler takes for granted (SSE2 on x86-64)
+    kBaseline = 0,   // the compiler's default target (SSE2 on x86-64)
     kAvx2 = 1,       // AVX2, FMA, F16C
-    kAvx2Vnni = 2,   // with AVX-VNNI: products of int8 in fours, 256 bits wide (Alder Lake, Zen 5)
+    kAvx2Vnni = 2,   // adds AVX-VNNI: int8 dot products of 4 elements, 256 bits wide (Alder Lake, Zen 5)
     kAvx512 = 3,     // AVX-512 F, BW, DQ, VL
-    kAvx512Vnni = 4, // with VNNI, 512 bits wide (Cascade Lake, Ice Lake)
-    kAvx512Bf16 = 5, // with BF16 and VNNI (Cooper Lake, Zen 4)
+    kAvx512Vnni = 4, // adds VNNI, 512 bits wide (Cascade Lake, Ice Lake)
+    kAvx512Bf16 = 5, // adds BF16 (Cooper Lake, Zen 4)
     kCpuCapabilities
 };
 #endif
 
-// The vector instructions in use. Throws Error where INFINI_CPU_CAPABILITY or INFINI_EMULATE names nothing.
+// The level in use. Throws Error if INFINI_CPU_CAPABILITY or INFINI_EMULATE has an unknown value.
 inline CpuCapability cpu_capability() {
     const int level = infinirtCpuVectorLevel();
     if (level < 0) {
@@ -41,7 +41,7 @@ inline CpuCapability cpu_capability() {
     return static_cast<CpuCapability>(level);
 }
 
-// Whether matrices are multiplied in tile registers: the level avx512_amx.
+// The tile registers in use: AMX (level avx512_amx), their emulation, or none.
 enum class Tiles : int { kNone = 0, kAmx = 1, kEmulated = 2 };
 
 inline Tiles cpu_tiles() {
@@ -50,8 +50,9 @@ inline Tiles cpu_tiles() {
 
 } // namespace infini
 
-// `make demo` links the kernels of some levels only, and infinirt chooses none of the others. Where kernels are defined
-// they are no weak symbols, so that a second definition is an error.
+// `make demo` links the kernels of some levels only; infinirt never chooses a level that is absent. The declarations
+// are weak, so that absent kernels link; the files that define kernels see strong ones, so that a second definition is
+// an error.
 #if defined(INFINI_KERNEL_SOURCE)
 #define INFINI_MAYBE_ABSENT
 #else
@@ -64,7 +65,7 @@ inline Tiles cpu_tiles() {
     }
 
 #if defined(__x86_64__)
-// at_avx2_vnni, ...: the levels that are called at avx2_vnni, ...
+// at_avx2_vnni, ...: the level whose copy runs at avx2_vnni, ...
 #define INFINI_X86_KERNEL(at_avx2_vnni, at_avx512_vnni, at_avx512_bf16, name, ...)                                     \
     INFINI_KERNEL_OF(baseline, name, __VA_ARGS__)                                                                      \
     INFINI_KERNEL_OF(avx2, name, __VA_ARGS__)                                                                          \

@@ -1,6 +1,6 @@
-// DenseRows: the rows of several tensors of any strides, for kernels that need stride 1 within a row. Tensors that have
-// it are accessed in place; rows of the others are copied to scratch memory, a group at a time, and outputs copied
-// back. So strides cannot change a result's bits.
+// DenseRows: the rows of several tensors of any strides, for kernels that need stride 1 within a row. Tensors whose
+// innermost stride is 1 are accessed in place. Rows of the others are copied to scratch memory, a group at a time, and
+// outputs are copied back. So strides cannot change a result's bits.
 #pragma once
 
 #include <cstring>
@@ -11,7 +11,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Swaps the off-diagonal quarters in each block of 2 * kHalf rows and lanes; for all sizes, that transposes.
+// Swaps the off-diagonal quarters of each block of 2 * kHalf rows and lanes. Applied for every size, this transposes.
 template <int kHalf, int... kLane>
 inline void swap_quarters(VecU (&rows)[kLanes], std::integer_sequence<int, kLane...> all) {
     for (int i = 0; i < kLanes; ++i) {
@@ -42,7 +42,7 @@ template <typename E> void transpose_block(E *to, int64_t to_step, const E *from
     }
 }
 
-// dense[r * pitch + i] = strided[at[r] + i * stride], or with kBack the reverse.
+// dense[r * pitch + i] = strided[at[r] + i * stride]; with kBack the opposite direction.
 template <bool kBack, typename E>
 void copy_rows(E *dense, int64_t pitch, E *strided, const int64_t *at, int rows, int64_t stride, int64_t n) {
     bool adjacent = true;
@@ -72,7 +72,7 @@ void copy_rows(E *dense, int64_t pitch, E *strided, const int64_t *at, int rows,
 
 template <int kTensors> class DenseRows {
 public:
-    // All views have the shape of views[0], but for the last dimension. The first `outputs` of them are written.
+    // All views have the shape of views[0], except for the last dimension. The first `outputs` of them are written.
     DenseRows(const TensorView *const (&views)[kTensors], int outputs) : rows_(views), outputs_(outputs) {
         int64_t row_bytes = 0;
         for (int t = 0; t < kTensors; ++t) {
@@ -82,7 +82,7 @@ public:
             tensor.n = views[t]->size(-1);
             tensor.stride = views[t]->stride(-1);
             if (tensor.n > 1 && tensor.stride != 1) {
-                // An odd number of cache lines: the rows of a group must not compete for the same part of a cache.
+                // An odd number of cache lines, so that the rows of a group do not map to the same cache sets.
                 tensor.pitch = (tensor.n * tensor.element + 127) / 128 * 128 + 64;
                 row_bytes += tensor.pitch;
             }
@@ -134,7 +134,7 @@ private:
     struct Tensor {
         char *data = nullptr;
         int64_t element = 0, n = 0, stride = 0;
-        int64_t pitch = 0; // bytes from row to row in scratch; 0: dense
+        int64_t pitch = 0; // from row to row in scratch memory, in bytes; 0: dense
     };
 
     template <typename Body>
@@ -172,7 +172,7 @@ private:
         }
     }
 
-    // The element sizes that occur, allowed to alias the elements' own types.
+    // Unsigned integers of each element size that may alias the elements' own types.
     typedef uint16_t __attribute__((may_alias)) Half;
     typedef uint32_t __attribute__((may_alias)) Word;
 

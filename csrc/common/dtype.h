@@ -36,8 +36,9 @@ constexpr size_t size_of(infiniDtype_t dtype) {
     return static_cast<unsigned>(dtype) < kDtypeCount ? kDtypes[dtype].size : 0;
 }
 
-// torch's formats of float8. Views of torch tensors have them for messages: no op takes them, and infiniDtype_t has one
-// float8 only. Far from its numbers, for a caller of the C ABI may pass any.
+// torch's float8 formats, which infiniDtype_t cannot tell apart. No op takes them: views of torch tensors have them
+// only so that messages can name them. The numbers are far from infiniDtype_t's, because a caller of the C ABI may pass
+// any number.
 constexpr infiniDtype_t kFloat8E5M2 = static_cast<infiniDtype_t>(1 << 20);
 constexpr infiniDtype_t kFloat8E5M2FNUZ = static_cast<infiniDtype_t>(kFloat8E5M2 + 1);
 constexpr infiniDtype_t kFloat8E4M3FN = static_cast<infiniDtype_t>(kFloat8E5M2 + 2);

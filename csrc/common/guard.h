@@ -1,5 +1,5 @@
-// guarded: runs C++ code for a function of the C ABI. No exception leaves it: an Error becomes its status code, and its
-// message what infiniGetLastErrorMessage() returns on this thread.
+// guarded: runs C++ code for a function of the C ABI and lets no exception escape. An Error becomes its status code;
+// infiniGetLastErrorMessage() returns its message on this thread.
 #pragma once
 
 #include <cstdio>
@@ -30,7 +30,7 @@ template <typename Body> infiniStatus_t guarded(const Function &function, const 
         infinirtSetLastErrorMessage(error.what());
         return error.status;
     } catch (const std::bad_alloc &) {
-        char sentence[256]; // no memory for a string either
+        char sentence[256]; // a fixed buffer: there may be no memory for a string
         std::snprintf(sentence, sizeof sentence, "%s%s%s: no memory for the records of this call", function.prefix,
                       function.name, function.suffix);
         infinirtSetLastErrorMessage(sentence);

@@ -1,6 +1,6 @@
 // HandleTable: the live objects of one kind behind the C ABI's handles, by address. A handle is looked up before it is
-// dereferenced, so one that is foreign, or was destroyed, is refused. A lookup takes a lock that is hardly ever
-// contended: addresses are spread over shards.
+// dereferenced, so an unknown or destroyed one is rejected. A lookup takes a lock that is rarely contended: addresses
+// are spread over shards.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace infini {
 
-// Values are held by shared_ptr: an object that was looked up stays valid while in use, even if it is destroyed
-// meanwhile.
+// Values are held by shared_ptr: an object that was looked up stays valid while in use, even if another thread destroys
+// its handle.
 template <typename Value> class HandleTable {
 public:
-    // Returns the value's handle: its address, or the given one, which no live value may have.
+    // Returns the value's handle: its address, or the given address, which no live value may have.
     void *insert(std::shared_ptr<Value> value) {
         void *const address = value.get();
         return insert(address, std::move(value));
@@ -26,7 +26,7 @@ public:
         return address;
     }
 
-    // nullptr: not live.
+    // Returns nullptr if the handle is not live.
     std::shared_ptr<Value> find(const void *address) {
         Shard &shard = shard_of(address);
         const std::lock_guard<std::mutex> lock(shard.mutex);
@@ -34,7 +34,7 @@ public:
         return found == shard.values.end() ? nullptr : found->second;
     }
 
-    // Takes the value out; nullptr: it was not live.
+    // Removes the value and returns it; nullptr if the handle is not live.
     std::shared_ptr<Value> erase(const void *address) {
         Shard &shard = shard_of(address);
         const std::lock_guard<std::mutex> lock(shard.mutex);

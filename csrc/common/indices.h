@@ -1,4 +1,4 @@
-// Indices: the values of an int32 or int64 tensor that name rows, blocks or slots, or count them, read as int64.
+// Indices: an int32 or int64 tensor of row, block or slot indices, or of counts, read as int64.
 #pragma once
 
 #include "tensor_view.h"
@@ -6,9 +6,9 @@
 namespace infini {
 
 struct Indices {
-    const void *data = nullptr; // null: none
+    const void *data = nullptr; // nullptr: the argument is absent
     int64_t stride = 0;         // of dimension 0, in elements
-    bool wide = false;          // int64
+    bool wide = false;          // int64, not int32
 
     Indices() = default;
     INFINI_ALWAYS_INLINE explicit Indices(const TensorView &view)

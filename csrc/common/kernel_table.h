@@ -47,7 +47,7 @@ public:
         devices_ |= uint32_t{1} << type;
     }
 
-    // Computes on the context's device. Throws NOT_IMPLEMENTED where that has no kernel.
+    // Computes on the context's device. Throws NOT_IMPLEMENTED if that device has no kernel.
     void run(const ExecutionContext &context, const Args &args) const {
         const Run kernel = kernels_[context.device_type].run;
         if (kernel == nullptr) {

@@ -8,7 +8,7 @@
 namespace infini {
 namespace {
 
-// Moves a dimension of all views to another position; those between shift by one.
+// Moves a dimension of all views to another position; the dimensions between shift by one.
 template <int kTensors> void move_dim(TensorView (&views)[kTensors], int from, int to) {
     const int step = from < to ? 1 : -1;
     for (TensorView &view : views) {
@@ -22,9 +22,9 @@ template <int kTensors> void move_dim(TensorView (&views)[kTensors], int from, i
     }
 }
 
-// Rewrites non-empty views of one shape, views[0] the output, to an equivalent set in another order: at least one
+// Rewrites non-empty views of equal shape, views[0] the output, as equivalent views in another order: at least one
 // dimension, none of size 1 (unless it is the only one), the output's strides positive and descending, adjacent
-// dimensions merged where every view allows it.
+// dimensions merged if every view allows it.
 template <int kTensors> void coalesce_dims(TensorView (&views)[kTensors]) {
     TensorView &out = views[0];
     for (int dim = out.ndim - 1; dim >= 0; --dim) {
@@ -33,7 +33,7 @@ template <int kTensors> void coalesce_dims(TensorView (&views)[kTensors]) {
             for (TensorView &view : views) {
                 --view.ndim;
             }
-        } else if (out.strides[dim] < 0) { // reverse it
+        } else if (out.strides[dim] < 0) { // reverse the dimension
             for (TensorView &view : views) {
                 const auto bytes = static_cast<int64_t>(size_of(view.dtype));
                 view.data = view.as<char>() + (view.shape[dim] - 1) * view.strides[dim] * bytes;
@@ -79,7 +79,7 @@ inline int longest_dim(const TensorView &view) {
     return longest;
 }
 
-// Splits views of one shape into parts of at most `most` elements and calls body(parts) for each. Splits are at
+// Splits views of equal shape into parts of at most `most` elements and calls body(parts) for each. Split points are
 // multiples of 64, so that vectors stay aligned.
 template <int kTensors, typename Body>
 void for_each_part(const TensorView (&views)[kTensors], int64_t most, const Body &body) {

@@ -1,6 +1,6 @@
 // INFINI_LEVEL: the instruction set that this file is being compiled for, as the name of a namespace. *_cpu.cpp and
-// *_tiles.cpp files, and the headers with functions that they include, put these into infini::INFINI_LEVEL and an
-// anonymous namespace: otherwise the linker might pick the AVX-512 copy of one for every machine.
+// *_tiles.cpp files, and the headers with functions that they include, put their code into infini::INFINI_LEVEL and an
+// anonymous namespace. Otherwise the linker might keep a function's AVX-512 copy for every machine.
 #pragma once
 
 #if defined(__AMX_TILE__)

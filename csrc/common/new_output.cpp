@@ -1,4 +1,4 @@
-// One record for each thread.
+// Notes the output that each thread has allocated last (thread-local).
 #include "new_output.h"
 
 namespace infini::cpu {

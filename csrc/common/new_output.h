@@ -1,11 +1,13 @@
-// The output that the calling thread has just allocated: kernels store a large one with ordinary instead of streaming
-// stores, because the first touch of each page brings it in zeroed and cached.
+// The output that the calling thread has just allocated. Kernels write it with ordinary instead of streaming stores:
+// the first touch of each page zeroes it and brings it into the cache.
 #pragma once
 
 namespace infini::cpu {
 
-// Records such an output; and clears the record, returning whether it was `output`.
+// Records the output that the calling thread has just allocated.
 void note_new_output(const void *output);
+
+// Clears the record and returns whether it was `output`.
 bool take_new_output(const void *output);
 
 } // namespace infini::cpu

@@ -1,6 +1,6 @@
-// Whether two views share a byte. For almost every call disjoint memory spans settle it; where spans overlap (the
-// halves of a fused buffer, every other row, a transposed view) a bounded integer problem is solved exactly: can a sum
-// of strides, each taken a bounded number of times, equal the distance between the views?
+// Whether two views share a byte. For almost every call their memory spans are disjoint, which answers it. If the spans
+// intersect (the halves of a fused buffer, every other row, a transposed view), a bounded integer problem is solved
+// exactly: can a sum of strides, each taken a bounded number of times, equal the distance between the views?
 #include <algorithm>
 #include <utility>
 
@@ -10,15 +10,15 @@ namespace infini {
 
 namespace {
 
-// Bytes. The extents of two views, each below 2^63, are added and subtracted.
+// In bytes. 128 bits, because the extents of two views, each below 2^63, are added and subtracted.
 using Bytes = __int128;
 
-// Any of 0, step, 2 * step, ..., most * step.
+// A value out of 0, step, 2 * step, ..., most * step.
 struct Term {
     Bytes step, most;
 };
 
-// Beyond this many nodes of the search the views count as overlapping. Strides in practice need a few: more take
+// Views count as overlapping if the search exceeds this many nodes. Strides in practice need a few; more nodes take
 // several dimensions with strides that are neither nested nor multiples of each other.
 constexpr int kMaxNodes = 20000;
 
@@ -29,12 +29,12 @@ Bytes gcd(Bytes a, Bytes b) {
     return a;
 }
 
-// The sums of one value of each term.
+// All sums of one value from each term.
 class Sums {
 public:
     void add(Bytes step, Bytes most) { terms_[count_++] = {step, most}; }
 
-    // Whether one of them lies in [low, high].
+    // Whether any sum lies in [low, high].
     bool reach(Bytes low, Bytes high) {
         merge();
         total_[count_] = divisor_[count_] = 0;
@@ -64,7 +64,7 @@ private:
         std::reverse(terms_, terms_ + count_);
     }
 
-    // For the terms from `first` on.
+    // Searches the terms from `first` on.
     bool search(int first, Bytes low, Bytes high) {
         if (++nodes_ > kMaxNodes) {
             return true;
@@ -73,7 +73,7 @@ private:
             return false;
         }
         if (low <= 0 || high >= total_[first]) {
-            return true; // nothing, or everything, of each term
+            return true; // every term at its smallest, or at its largest, value
         }
         if (high / divisor_[first] * divisor_[first] < low) {
             return false;
@@ -89,7 +89,7 @@ private:
     }
 
     Term terms_[2 * kMaxDims];
-    Bytes total_[2 * kMaxDims + 1], divisor_[2 * kMaxDims + 1]; // of the terms from there on
+    Bytes total_[2 * kMaxDims + 1], divisor_[2 * kMaxDims + 1]; // of the terms from that index on
     int count_ = 0, nodes_ = 0;
 };
 
@@ -105,7 +105,7 @@ void extent(const TensorView &view, const char *&begin, const char *&end) {
     end = view.as<const char>() + (high + 1) * bytes;
 }
 
-// A description without memory, as the C ABI checks one when a descriptor is created.
+// A view without memory: the C ABI checks those when a descriptor is created.
 bool has_no_memory(const TensorView &view) {
     return view.data == nullptr || view.numel() == 0;
 }
@@ -136,8 +136,8 @@ bool overlap(const TensorView &a, const TensorView &b) {
 }
 
 bool elements_overlap(const TensorView &a, const TensorView &b) {
-    // An element of a begins at a_begin plus steps of a, one of b ends at b_end minus steps of b. They overlap if the
-    // former begins before the latter ends, by less than the sum of both sizes.
+    // An element of a begins at a_begin plus strides of a; an element of b ends at b_end minus strides of b. They
+    // overlap if the first begins before the second ends, by less than the sum of both sizes.
     const char *a_begin, *a_end, *b_begin, *b_end;
     extent(a, a_begin, a_end);
     extent(b, b_begin, b_end);

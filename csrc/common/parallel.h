@@ -1,6 +1,6 @@
-// Splits a loop over rows among OpenMP's threads (torch's: both share one pool and one thread count). A parallel region
-// costs microseconds, so small work stays on the calling thread, below a threshold of bytes that an op may choose. Rows
-// are independent, so the thread count never changes a result's bits.
+// Splits a loop over rows among OpenMP threads (torch's: both share one pool and one thread count). A parallel region
+// costs microseconds, so work below a threshold in bytes, which an op may choose, stays on the calling thread. Rows are
+// independent, so the thread count never changes a result's bits.
 #pragma once
 
 #include <omp.h>
@@ -13,9 +13,9 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// From this many bytes of traffic on, work is split: a region costs microseconds, and a core that streams 40 bytes a
-// nanosecond needs six of them for these. Chosen from that, not tuned; ops that compute more per byte pass a smaller
-// one.
+// Work is split from this many bytes of traffic on: a region costs microseconds, and one core streams these bytes in 6
+// microseconds (40 bytes/ns). Derived from those figures, not tuned; ops that compute more per byte pass a smaller
+// threshold.
 constexpr int64_t kParallelBytes = 256 * 1024;
 
 // How many threads parallel_for asks for.
@@ -45,7 +45,7 @@ void parallel_for(int64_t n, int64_t bytes, const Body &body, int64_t threshold 
     }
 }
 
-// The same with body(begin, end, scratch): each thread has scratch_bytes there, aligned to 64. They are allocated
+// The same with body(begin, end, scratch): each thread gets scratch_bytes bytes, aligned to 64. They are allocated
 // before the threads start, because no exception may leave a parallel region.
 template <typename Body>
 void parallel_for_with_scratch(int64_t n, int64_t bytes, int64_t scratch_bytes, const Body &body,

@@ -1,4 +1,4 @@
-// Quantizes a row to int8 with a scale: weights, cached keys and values, and the x of quantized products.
+// Quantizes a row to int8 with a scale: for weights, cached keys and values, and the x of quantized products.
 // Included only by *_cpu.cpp files, like vec.h.
 #pragma once
 
@@ -7,13 +7,13 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Each lane to the nearest integer, ties to even; lanes are far below 2^22.
+// Rounds each lane to the nearest integer, ties to even. Lanes must be far below 2^22.
 inline VecI nearest(VecF value) {
-    constexpr float kRounds = 0x1.8p23f; // above it a float has no fraction: the addition rounds
+    constexpr float kRounds = 0x1.8p23f; // floats of this size have no fraction, so the addition rounds
     return (VecI)(value + splat(kRounds)) - static_cast<int32_t>(bits_of(kRounds));
 }
 
-// The lower byte of the first n lanes.
+// Stores the lower byte of the first n lanes.
 inline void store_bytes(int8_t *p, VecI value, int n) {
 #if defined(__AVX512F__)
     _mm512_mask_cvtepi32_storeu_epi8(p, static_cast<__mmask16>((1u << n) - 1), (__m512i)value);
@@ -28,10 +28,10 @@ inline void store_bytes(int8_t *p, VecI value, int n) {
 #endif
 }
 
-// x[i] = q[i] * scale nearly, with the returned scale = max |x| / 127: q[i] is x[i] / scale rounded to nearest even. A
-// row with infinity or NaN in it has the scale NaN and q of zeros, a row of zeros the scale 0.
+// x[i] is approximately q[i] * scale. Returns scale = max |x| / 127; q[i] is x[i] / scale rounded to nearest even. A
+// row that holds infinity or NaN has scale NaN and q = 0; a row of zeros has scale 0.
 template <typename T> float quantize_row(const T *x, int64_t n, int8_t *q) {
-    VecI magnitudes{}; // as integers, NaN lies above infinity, and this above all finite values
+    VecI magnitudes{}; // compared as integers: NaN lies above infinity, infinity above all finite values
     for_each_vector(n, [&](int64_t i, auto lanes) {
         const VecI bits = (VecI)load_at(x, i, lanes) & 0x7fffffff;
         magnitudes = bits > magnitudes ? bits : magnitudes;
@@ -47,7 +47,7 @@ template <typename T> float quantize_row(const T *x, int64_t n, int8_t *q) {
     const float scale = float_of(static_cast<uint32_t>(most)) / 127;
     const VecF divisor = splat(scale > 0 ? scale : 1);
     for_each_vector(n, [&](int64_t i, auto lanes) {
-        // With a denormal scale, which is coarse, the quotient can exceed 127.
+        // If the scale is denormal, and so imprecise, the quotient can exceed 127.
         const VecF value = min(splat(127), max(splat(-127), load_at(x, i, lanes) / divisor));
         store_bytes(q + i, nearest(value), lanes);
     });

@@ -1,6 +1,6 @@
-// RowIterator: iterates over the rows (all dimensions but the last) of several tensors of one shape and any strides,
-// for kernels that work along the last dimension. The next row costs an addition per tensor; adjacent dimensions are
-// merged first where every tensor allows it.
+// RowIterator: iterates over the rows (all dimensions but the last) of several tensors of equal shape and any strides,
+// for kernels that work along the last dimension. The step to the next row costs one addition per tensor; adjacent
+// dimensions are merged first if every tensor allows it.
 #pragma once
 
 #include "level.h"
@@ -11,7 +11,7 @@ namespace {
 
 template <int kTensors> class RowIterator {
 public:
-    // All views have the shape of views[0], or fewer dimensions merged in by stride 0 before the call.
+    // All views have the shape of views[0], or the caller has given them the missing dimensions with stride 0.
     explicit RowIterator(const TensorView *const (&views)[kTensors]) {
         const TensorView &first = *views[0];
         for (int dim = 0; dim + 1 < first.ndim; ++dim) {

@@ -9,7 +9,7 @@ namespace infini::cpu {
 // At least `bytes` bytes, aligned to 64, uninitialized. Throws Error when out of memory.
 void *scratch(size_t bytes);
 
-// Sets the op that this Error names, for the calling thread.
+// Sets the op that the out-of-memory Error names, for the calling thread.
 void scratch_is_for(const char *op);
 
 } // namespace infini::cpu

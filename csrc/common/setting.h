@@ -1,4 +1,4 @@
-// Settings that are on or off: environment variables that are 1 or 0. Any other value is an Error that names the
+// On/off settings: environment variables with the value 1 or 0. Any other value throws an Error that names the
 // variable.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace infini {
 
-// Whether `name` is 1; `otherwise` where it is not set, or empty. `reader` is named in the error message.
+// Whether `name` is 1; returns `otherwise` if it is unset or empty. `reader` is the prefix of the error message.
 inline bool setting_is_on(const char *name, bool otherwise, const char *reader = "infini") {
     const char *const text = std::getenv(name);
     if (text == nullptr || *text == 0) {

@@ -1,6 +1,6 @@
-// Error: the exception of this project, a status code of the C ABI with a one-sentence message.
-// The torch binding lets it pass (it becomes a RuntimeError); the C ABI returns the code and keeps the message.
-// message("a ", 3, ...) concatenates parts.
+// Error: the exception of this project, a status code of the C ABI with a one-sentence message. The torch binding lets
+// it pass (it becomes a RuntimeError); the C ABI returns the code and keeps the message. message("a ", 3, ...)
+// concatenates its arguments.
 #pragma once
 
 #include <sstream>

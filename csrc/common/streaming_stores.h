@@ -9,13 +9,14 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// From this many bytes of output on they are faster: twice the 32 MiB of last-level cache of the machine measured (two
-// Zen 5 cores). Far beyond the cache a copy on one core ran at 47 GB/s with them and 37 without, inside it at 87 and
-// 125.
+// Streaming stores are faster from this many bytes of output on: twice the last-level cache (32 MiB) of the machine
+// measured (two Zen 5 cores). A copy on one core far larger than the cache ran at 47 GB/s with them and 37 GB/s
+// without; one inside the cache at 87 and 125 GB/s.
 constexpr int64_t kStreamBytes = 64 << 20;
 
-// Whether to stream an output of this many bytes. Not into new memory, which the kernel's zeroing has brought into the
-// cache: embedding of 128 MiB took 86 ms with streaming stores, 64 of them the page faults, where torch took 64 (Xeon).
+// Whether to stream an output of this many bytes. Not into newly allocated memory, which is in the cache after the
+// kernel (the OS) has zeroed it: embedding of 128 MiB took 86 ms with streaming stores, 64 ms of them page faults, and
+// torch 64 ms (Xeon).
 inline bool worth_streaming(const void *output, int64_t bytes) {
     return bytes >= kStreamBytes && !cpu::take_new_output(output);
 }
@@ -45,7 +46,7 @@ inline void stream_halves(void *p, VecH h) {
     _mm_stream_si128(static_cast<__m128i *>(p), (__m128i)h);
 }
 
-#else // ordinary stores
+#else // without streaming stores
 
 inline void stream(float *p, VecF v) {
     store(p, v);
@@ -78,7 +79,7 @@ template <bool kStream, typename T> inline void store_or_stream_at(T *p, int64_t
     store_at(p, i, v, lanes);
 }
 
-// After the last streaming store of a thread: other threads see the stores before whatever it writes next.
+// Call after a thread's last streaming store, so that other threads see the stores before its later writes.
 inline void stream_fence() {
 #if defined(__AVX2__)
     _mm_sfence();

@@ -14,9 +14,9 @@ namespace {
 // A last dimension shorter than this is not worth a vector loop.
 constexpr int64_t kShortRow = 16;
 
-// Copies n elements of kBytes that lie to_step and from_step bytes apart; the two share no memory.
+// Copies n elements of kBytes that lie to_step and from_step bytes apart. The two must not share memory.
 template <int kBytes> void copy_strided(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n) {
-    if (to_step == kBytes) { // the compiler vectorizes the stores
+    if (to_step == kBytes) { // this case apart: the compiler vectorizes its stores
 #pragma omp simd
         for (int64_t i = 0; i < n; ++i) {
             std::memcpy(to + i * kBytes, from + i * from_step, kBytes);
@@ -28,7 +28,7 @@ template <int kBytes> void copy_strided(char *to, int64_t to_step, const char *f
     }
 }
 
-// Calls body(offsets, begin, end) for parts of all rows, each row being [0, n): split among threads in steps of `step`.
+// Calls body(offsets, begin, end) for parts of all rows [0, n), split among threads at multiples of `step`.
 template <int kTensors, typename Body>
 void parallel_rows(const RowIterator<kTensors> &rows, int64_t n, int64_t step, int64_t bytes, const Body &body) {
     const int64_t steps = (n + step - 1) / step;

@@ -6,8 +6,8 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Sums over a row of n: body(i, lanes, sum) returns sum plus the vector at i. Four partial sums hide the latency of the
-// additions.
+// Sums over a row of n elements: body(i, lanes, sum) returns sum plus the vector at i. Four partial sums hide the
+// latency of the additions.
 template <typename Body> float sum_over(int64_t n, const Body &body) {
     VecF a = {}, b = {}, c = {}, d = {};
     int64_t i = 0;

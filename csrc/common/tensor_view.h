@@ -1,5 +1,5 @@
-// TensorView: a tensor's address, element type, shape and strides (in elements); non-owning. The argument type of every
-// op's check, C ABI, CPU kernel and CUDA kernel.
+// TensorView: a tensor's address, element type, shape and strides (in elements); non-owning. Checks, C ABI, CPU kernels
+// and CUDA kernels all take it as their argument.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 #include "dtype.h"
 
-// For small functions shared by files of several instruction sets: inlined, they leave no copy for the linker to pick.
-// In *.cu files device code may call them too.
+// For small functions shared by files of several instruction sets: always inlined, so that no copy is left for the
+// linker to pick. Device code in *.cu files may call them too.
 #ifdef __CUDACC__
 #define INFINI_ALWAYS_INLINE __host__ __device__ __forceinline__
 #else
@@ -20,8 +20,8 @@ namespace infini {
 constexpr int kMaxDims = 8;
 
 struct TensorView {
-    void *data = nullptr;                       // also in a view without elements, or before memory is bound
-    infiniDtype_t dtype = INFINI_DTYPE_INVALID; // marks an absent optional argument, whatever data is
+    void *data = nullptr;                       // may be set in an empty view, and nullptr before memory is bound
+    infiniDtype_t dtype = INFINI_DTYPE_INVALID; // INVALID marks an absent optional argument, whatever data is
     int ndim = 0;
     int64_t shape[kMaxDims] = {};
     int64_t strides[kMaxDims] = {};

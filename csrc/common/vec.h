@@ -1,5 +1,5 @@
-// SIMD for the CPU kernels: VecF holds kLanes floats; load and store convert from and to float, bf16 and f16, load also
-// from int8.
+// SIMD for the CPU kernels: VecF holds kLanes floats; load and store convert from and to float, bf16 and f16; load also
+// converts from int8.
 // Included only by *_cpu.cpp files, which are compiled once for every instruction set: everything is in an anonymous
 // namespace inside the level's, so that the linker can never pick one level's copy of a function for another.
 #pragma once
@@ -39,7 +39,7 @@ typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
 
-// Whether there are 32 vector registers, not 16: the limit for the accumulators of a register tile.
+// Whether there are 32 vector registers instead of 16, which limits the accumulators of a register tile.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr bool kManyRegisters = true;
 #else
@@ -56,7 +56,7 @@ inline VecF splat(float x) {
 #endif
 }
 
-// a * b + c, with one rounding where the machine has it.
+// a * b + c, rounded once if the machine has FMA.
 inline VecF fma(VecF a, VecF b, VecF c) {
 #if defined(__AVX512F__)
     return _mm512_fmadd_ps(a, b, c);
@@ -73,7 +73,7 @@ inline VecF select(VecI mask, VecF yes, VecF no) {
     return (VecF)((mask & (VecI)yes) | (~mask & (VecI)no));
 }
 
-// A NaN in either argument gives the second one. (NEON's maximum would give NaN, or the number.)
+// If either argument is NaN, returns the second one. (NEON's maximum would return NaN, or the number.)
 inline VecF max(VecF a, VecF b) {
 #if defined(__AVX512F__)
     return _mm512_max_ps(a, b);
@@ -94,7 +94,7 @@ inline VecF min(VecF a, VecF b) {
 #endif
 }
 
-// ---- one value: the same roundings as the vector forms ----
+// ---- one value: rounds as the vector forms do ----
 
 inline uint32_t bits_of(float x) {
     uint32_t u;
@@ -108,10 +108,10 @@ inline float float_of(uint32_t u) {
     return x;
 }
 
-// ---- bf16: the upper half of a float; rounding is to nearest even, a NaN stays one ----
+// ---- bf16: the upper half of a float; rounds to nearest even, keeps NaN ----
 
 inline VecF widen_bf16(VecH h) {
-    // GCC 12 makes five instructions of the conversion where the machine has one.
+    // GCC 12 emits five instructions for the conversion even if the machine has one.
 #if defined(__AVX512F__)
     return (VecF)((VecU)_mm512_cvtepu16_epi32((__m256i)h) << 16);
 #elif defined(__AVX2__)
@@ -125,20 +125,20 @@ inline VecF widen_bf16(VecH h) {
 
 inline VecH narrow_bf16(VecF x) {
 #if defined(__AVX512BF16__)
-    // To the bit as below. The instruction takes denormals (below 1.2e-38) for zero, so they are given the least exponent
-    // for the rounding of their mantissa: three instructions more, and no branch.
+    // Bit for bit as the code below. The instruction flushes denormals (below 1.2e-38) to zero, so they get the least
+    // exponent while their mantissa is rounded: three instructions more, and no branch.
     const __mmask16 denormal = _mm512_testn_epi32_mask((__m512i)x, _mm512_set1_epi32(0x7f800000));
     const __m512i normal = _mm512_mask_or_epi32((__m512i)x, denormal, (__m512i)x, _mm512_set1_epi32(0x00800000));
     const auto rounded = (__m256i)_mm512_cvtneps_pbh((__m512)normal);
     return (VecH)_mm256_mask_sub_epi16(rounded, denormal, rounded, _mm256_set1_epi16(0x0080));
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    return (VecH)vcvt_bf16_f32((float32x4_t)x); // to the bit as below, denormals too
+    return (VecH)vcvt_bf16_f32((float32x4_t)x); // bit for bit as the code below, denormals too
 #else
     const VecU u = (VecU)x;
     const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     const VecU nan = (u >> 16) | 0x40u;
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    // GCC 12 makes seven instructions of what follows, not four.
+    // GCC 12 emits seven instructions, not four, for the generic code below.
     const __m256 is_nan_of_x = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
     const __m256i value = (__m256i)_mm256_blendv_ps((__m256)rounded, (__m256)nan, is_nan_of_x);
     return (VecH)_mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(value, value), 0xd8));
@@ -150,9 +150,9 @@ inline VecH narrow_bf16(VecF x) {
 }
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-// sum + the products of two bf16 in each lane. BFDOT adds the two products to each other, then to the sum, rounds both
-// to odd (an error below 2^-23, twice that of FMA) and takes denormals for zero, in operands and results. BFMMLA adds
-// in another order: a kernel that mixed them would break the promise that a row has the same bits in any call.
+// sum + the products of two bf16 in each lane. BFDOT first adds the two products, then the sum, rounds both additions
+// to odd (an error below 2^-23, twice FMA's) and flushes denormal operands and results to zero. BFMMLA adds in another
+// order: a kernel that mixed them would give a row different bits in different calls.
 inline VecF dot_bf16_pairs(VecF a, VecF b, VecF sum) {
     return (VecF)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_f32((float32x4_t)a),
                              vreinterpretq_bf16_f32((float32x4_t)b));
@@ -190,9 +190,9 @@ inline VecH narrow_f16(VecF x) {
     const VecU u = (VecU)x;
     const VecU sign = (u >> 16) & 0x8000u;
     const VecU magnitude = u & 0x7fffffffu;
-    // Normal results: move the bias, round the 13 bits that go to nearest even; the carry may reach infinity.
+    // Normal results: move the bias, round the lowest 13 bits to nearest even; the carry may reach infinity.
     const VecU normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Results below 2^-14: adding 0.5 lines the mantissa up with float's last bit, and the addition rounds.
+    // Results below 2^-14: adding 0.5 aligns the mantissa with float's last bit, so that the addition rounds.
     const VecU tiny = (VecU)((VecF)magnitude + splat(0.5f)) - 0x3f000000u;
     const VecU is_tiny = (VecU)(magnitude < 0x38800000u);
     const VecU is_large = (VecU)(magnitude >= 0x477ff000u); // rounds to 65536 or more: infinity
@@ -332,7 +332,7 @@ inline float widen(f16 x) {
     return load(&x, 1)[0];
 }
 
-// x rounded to T and back: the value that a T would hold.
+// Rounds x to T and converts back.
 template <typename T> inline VecF round_to(VecF x);
 
 template <> inline VecF round_to<float>(VecF x) {
@@ -366,12 +366,12 @@ inline float sum(VecF v) {
 }
 
 template <int kHalf, typename V, int... kLane> inline V add_halves(V a, V b, std::integer_sequence<int, kLane...>) {
-    // Blocks of 2 * kHalf lanes: a's lower half and b's upper half stay where they are, the other two change places.
+    // In blocks of 2 * kHalf lanes, a's lower half and b's upper half stay in place; the other two halves are swapped.
     return __builtin_shufflevector(a, b, (kLane & kHalf ? kLane + kLanes : kLane)...) +
            __builtin_shufflevector(a, b, (kLane & kHalf ? kLane - kHalf + kLanes : kLane + kHalf)...);
 }
 
-// Lane i is sum(v(i)), to the bit: kLanes sums for the price of a few. Of floats or integers.
+// Lane i is sum(v(i)), bit for bit: kLanes sums for the price of a few. For floats and integers.
 template <int kHalf = 1, typename Vectors> inline auto sums(const Vectors &v, int first = 0) {
     constexpr std::make_integer_sequence<int, kLanes> all{};
     if constexpr (kHalf == kLanes / 2) {
@@ -411,7 +411,7 @@ template <typename Register> __attribute__((always_inline)) inline void keep_in_
 
 // ---- functions ----
 
-// e^x to within 2 units in the last place, results from the denormals up to infinity; a NaN stays one.
+// e^x to within 2 ulp, for results from the denormals up to infinity; keeps NaN.
 #if defined(__AVX512F__)
 
 inline VecF exp(VecF x) {
@@ -429,8 +429,7 @@ inline VecF exp(VecF x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// e^x for x <= 0 as a float plus its rounding error `rest`, together to within 0.3 units in the last place of the
-// former.
+// e^x for x <= 0 as a float, plus its rounding error `rest`; the sum is within 0.3 ulp of the float.
 inline VecF exp_and_rest(VecF x, VecF &rest) {
     const VecF clamped = max(splat(-105.0f), x);
     const VecF t = clamped * splat(1.44269504f);
@@ -448,10 +447,10 @@ inline VecF exp_and_rest(VecF x, VecF &rest) {
     return _mm512_scalef_ps(e, n);
 }
 
-// e^x for a result that is rounded to T. For the half types it is less precise: the relative error is 2e-7 * (1 + |x|).
+// e^x for a result that is rounded to T. Less precise for half types: the relative error is 2e-7 * (1 + |x|).
 template <typename T> inline VecF exp_for(VecF x) {
     const VecF t = x * splat(1.44269504f);
-    // t less the whole number below it, which scalef adds to the exponent; 0 at infinity.
+    // t minus its floor, which scalef adds to the exponent; 0 at infinity.
     const VecF f = _mm512_reduce_ps(t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     VecF p = splat(1.8775767e-3f); // 2^f for 0 <= f < 1, relative error 1e-7
     p = fma(p, f, splat(8.9893397e-3f));
@@ -468,10 +467,10 @@ template <> inline VecF exp_for<float>(VecF x) {
 
 #else // AVX2, NEON and baseline
 
-// x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes), and n added to the exponent in two steps so that
-// results reach down to the denormals and up to infinity.
+// x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes), and n added to the exponent in two steps, so that
+// results range from the denormals to infinity.
 inline VecF exp(VecF x) {
-    // Also keeps the conversion to int in range. In this order of the arguments a NaN stays one.
+    // The clamp also keeps the conversion to int in range. This order of arguments keeps NaN.
     const VecF clamped = min(splat(89.0f), max(splat(-104.0f), x));
     const VecF shifted = fma(clamped, splat(1.44269504088896341f), splat(0x1.8p23f));
     const VecF n = shifted - splat(0x1.8p23f); // rounded to an integer by the addition
@@ -490,8 +489,7 @@ inline VecF exp(VecF x) {
     return p * low * high;
 }
 
-// e^x for x <= 0 as a float plus its rounding error `rest`, together to within 0.3 units in the last place of the
-// former.
+// e^x for x <= 0 as a float, plus its rounding error `rest`; the sum is within 0.3 ulp of the float.
 inline VecF exp_and_rest(VecF x, VecF &rest) {
     const VecF clamped = max(splat(-104.0f), x);
     const VecF n = fma(clamped, splat(1.44269504088896341f), splat(0x1.8p23f)) - splat(0x1.8p23f);
@@ -518,7 +516,7 @@ template <typename T> inline VecF exp_for(VecF x) {
 
 #endif
 
-// a / b for a result that is rounded to T: on a CPU no cheaper than the quotient itself.
+// a / b for a result that is rounded to T. On a CPU nothing is cheaper than the division.
 template <typename T> inline VecF quotient_for(VecF a, VecF b) {
     return a / b;
 }
@@ -532,13 +530,13 @@ inline VecF abs(VecF x) {
     return (VecF)((VecI)x & 0x7fffffff);
 }
 
-// x without the last 12 bits, so that the square is exact.
+// x with the last 12 bits cleared, so that its square is exact.
 inline VecF leading_bits(VecF x) {
     return (VecF)((VecU)x & 0xfffff000u);
 }
 
-// tanh x for a result that is rounded to T, in float to within 3 ulp; a NaN stays one. Near 0 a minimax polynomial,
-// x + x^3 P(x^2), of relative error 2e-8; elsewhere by the exponential.
+// tanh x for a result that is rounded to T, computed in float to within 3 ulp; keeps NaN. Near 0 it is a minimax
+// polynomial x + x^3 P(x^2) of relative error 2e-8; elsewhere it uses the exponential.
 template <typename T> inline VecF tanh_for(VecF x) {
     const VecF magnitude = abs(x), u = x * x;
     VecF p = splat(-6.09695752e-3f);
@@ -549,7 +547,7 @@ template <typename T> inline VecF tanh_for(VecF x) {
     const VecF near = fma(p * u, x, x);
     const VecF far = splat(1.0f) - splat(2.0f) / (exp_for<T>(magnitude + magnitude) + splat(1.0f));
     const VecF value = select(magnitude < splat(0.625f), near, far);
-    return (VecF)((VecI)value | ((VecI)x & INT32_MIN)); // also near -0, where the sum above is 0
+    return (VecF)((VecI)value | ((VecI)x & INT32_MIN)); // restores the sign near -0, where the sum above is 0
 }
 
 // The lane count that for_each_vector passes for a full vector: a compile-time constant, so that load_at(p, i, n) needs
@@ -574,7 +572,7 @@ template <typename T> inline void store_at(T *p, int64_t i, VecF v, int n) {
     store(p + i, v, n);
 }
 
-// v with `rest` in place of the lanes from n on.
+// v with the lanes from n on replaced by `rest`.
 inline VecF first_lanes(VecF v, Full, float) {
     return v;
 }

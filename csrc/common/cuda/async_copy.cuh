@@ -10,7 +10,7 @@ namespace infini::cuda {
 
 #ifdef INFINI_EMULATION
 
-// Copies as late as is allowed, at the wait, so that a missing wait shows in tests.
+// Emulation: copies at the wait, the latest time that is allowed, so that a missing wait shows in tests.
 template <int kBytes = 16> inline void async_copy(void *to, const void *from, int bytes = kBytes) {
     emulation::check_aligned(to, kBytes, "cp.async to shared memory");
     emulation::check_aligned(from, kBytes, "cp.async from global memory");
@@ -36,8 +36,8 @@ template <int kGroups> inline void async_wait() {
 
 #else
 
-// Starts to copy the first `bytes` of kBytes; the others become zeros. Both addresses are aligned to kBytes. Copies of
-// 16 bytes bypass L1; smaller ones cannot.
+// Starts to copy the first `bytes` of kBytes bytes and fills the rest with zeros. Both addresses must be aligned to
+// kBytes. Copies of 16 bytes bypass L1; smaller ones cannot.
 template <int kBytes = 16> __device__ __forceinline__ void async_copy(void *to, const void *from, int bytes = kBytes) {
     static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
     const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
@@ -48,7 +48,7 @@ template <int kBytes = 16> __device__ __forceinline__ void async_copy(void *to, 
                      : "memory");
     }
 }
-// The copies started since the last commit are a group, which may be empty.
+// Makes a group of the copies started since the last commit. The group may be empty.
 __device__ __forceinline__ void async_commit() {
     asm volatile("cp.async.commit_group;\n" ::: "memory");
 }

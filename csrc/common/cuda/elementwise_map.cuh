@@ -1,6 +1,6 @@
-// Elementwise kernels on CUDA: y[i] = f(x0[i], ...) for views of one shape and any strides; y may be an x. Dense last
-// dimensions are accessed in vectors of 16 bytes, others one element at a time; a thread issues four independent loads
-// before it computes. Limit: memory bandwidth.
+// Elementwise kernels on CUDA: y[i] = f(x0[i], ...) for views of equal shape and any strides; y may be one of the x.
+// Dense last dimensions are accessed in vectors of 16 bytes, others element by element; a thread issues four
+// independent loads before it computes. Limit: memory bandwidth.
 #pragma once
 
 #include "../layout.h"
@@ -10,11 +10,11 @@
 
 namespace infini::cuda {
 
-// One launch has fewer elements than this.
+// Each launch has fewer elements than this.
 constexpr int64_t kMaxElements = int64_t{1} << 31;
 
-// Maps a unit's linear index to its offset in several tensors of one shape. A unit is one element, or a vector of
-// `width` along the last dimension, the last one of which may be short; there are fewer than 2^31 units.
+// Maps a unit's linear index to its offset in several tensors of equal shape. A unit is one element, or a vector of
+// `width` elements along the last dimension (the last vector may be shorter). Indices are below 2^31.
 template <int kTensors> struct OffsetCalculator {
     int ndim;
     uint32_t units = 1;
@@ -33,7 +33,7 @@ template <int kTensors> struct OffsetCalculator {
         }
     }
 
-    // The unit's offset in each tensor, in elements; returns which of the last dimension's units it is.
+    // Writes the unit's offset in each tensor, in elements; returns the unit's index along the last dimension.
     __device__ __forceinline__ uint32_t locate(uint32_t unit, int64_t (&at)[kTensors]) const {
 #pragma unroll
         for (int t = 0; t < kTensors; ++t) {
@@ -51,7 +51,7 @@ template <int kTensors> struct OffsetCalculator {
             }
         }
 #pragma unroll
-        for (int t = 0; t < kTensors; ++t) { // most often the only dimension: no division
+        for (int t = 0; t < kTensors; ++t) { // usually the only dimension: no division
             at[t] += rest * strides[t][0];
         }
         return last;
@@ -70,7 +70,7 @@ template <typename T, int kCount> __device__ __forceinline__ Packed32<T, kCount>
 template <typename T, int kInputs> struct Elements {
     T *y;
     const T *x[kInputs];
-    T numbers[kInputs]; // instead of an x
+    T numbers[kInputs]; // the scalar that replaces an x
     bool is_number[kInputs];
     bool is_one_a_row[kInputs]; // stride 0 in the last dimension
     int64_t last;               // size of the last dimension
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kElementThreads)
     const uint32_t first = blockIdx.x * (kCount * kElementThreads) + threadIdx.x;
     Packed32<T, kWidth> x[kInputs][kCount];
     T *y[kCount];
-    int left[kCount]; // elements of the unit, at most kWidth; 0: there is no such unit
+    int left[kCount]; // elements of the unit, at most kWidth; 0: the unit does not exist
     const T *from[kInputs][kCount];
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
@@ -150,8 +150,9 @@ __global__ void __launch_bounds__(kElementThreads)
     }
 }
 
-// y = f(x...) for views {y, x...} of one shape, none empty; all of T. The last `numbers` of the x are one number each,
-// in host memory. function(each) calls each(formula), where formula(x...) is one element; it is copied to the GPU.
+// y = f(x...) for non-empty views {y, x...} of equal shape and element type T. The last `numbers` inputs are scalars in
+// host memory. function(each) calls each(formula), where formula(x...) computes one element; the formula is copied to
+// the GPU.
 template <typename T, int kInputs, typename Function>
 void map(const ExecutionContext &context, TensorView (&views)[kInputs + 1], int numbers, const Function &function) {
     coalesce_dims(views);

@@ -3,7 +3,7 @@
 
 namespace infini {
 
-__attribute__((weak)) bool emulates_cuda(); // linked in or not
+__attribute__((weak)) bool emulates_cuda(); // defined only if the emulation is linked
 
 inline bool cuda_is_emulated() {
     return emulates_cuda != nullptr;

@@ -1,6 +1,6 @@
-// Heads on CUDA: [tokens, heads, D], a head's columns cut into slices of two vectors, so that a thread of rope has both
-// elements of every pair it rotates. HeadPlan assigns slices to threads: one head a thread for a few tokens, two for
-// many. Included by *.cu files only.
+// Heads on CUDA: tensors [tokens, heads, D]. A head's columns are split into slices of two vectors, so that a thread of
+// rope has both elements of every pair that it rotates. HeadPlan assigns slices to threads: one head per thread for few
+// tokens, two for many. Included by *.cu files only.
 #pragma once
 
 #include "launch.cuh"
@@ -8,7 +8,7 @@
 
 namespace infini::cuda {
 
-// A thread's part of a head's columns [first, last): the i-th vector from `first` and the i-th from first + apart.
+// A thread's slice of a head's columns [first, last): vector i counted from `first`, and vector i from first + apart.
 template <typename T> struct Slice {
     int at[2];
     int count[2]; // elements in each vector; 0: none
@@ -41,7 +41,7 @@ template <typename T> struct Slice {
     }
 };
 
-// Columns of a head, which slices count in int.
+// The columns of a head as an int, which slices count in.
 inline int checked_columns(int64_t columns) {
     constexpr int64_t kMax = int64_t{1} << 30;
     if (columns > kMax) {
@@ -51,32 +51,32 @@ inline int checked_columns(int64_t columns) {
     return static_cast<int>(columns);
 }
 
-// How many slices of `width` elements a vector n columns make.
+// How many slices n columns make, of two vectors of `width` elements each.
 INFINI_ALWAYS_INLINE int slices_of(int n, int width) {
     return n / (2 * width) + (n % (2 * width) != 0);
 }
 
-constexpr int kHeadThreads = 128; // a block, at most
-constexpr int kThreadHeads = 2;   // adjacent heads of which a thread owns one slice, at most
-constexpr int kTileTokens = 32;   // a block, at most
+constexpr int kHeadThreads = 128; // threads per block, at most
+constexpr int kThreadHeads = 2;   // adjacent heads per thread, at most
+constexpr int kTileTokens = 32;   // tokens per block, at most
 
-// From this many slices on (a GPU full of threads) threads own two heads each, which halves the loads of angles and
-// doubles the bytes in flight.
+// With at least this many slices (enough threads to fill a GPU) a thread owns two heads, which halves the loads of
+// angles and doubles the bytes in flight.
 constexpr int64_t kManySlices = 132 * 1024;
 
-// Blocks of threads.x * threads.y: x along a token's units (one slice of `thread_heads` heads each), y along tokens.
+// Blocks have threads.x * threads.y threads: x counts a token's units (a slice of `thread_heads` heads each), y tokens.
 struct HeadPlan {
     int64_t tokens;
     int64_t heads;
-    unsigned slices;  // of a head
-    unsigned units;   // of a token
-    unsigned parts;   // blocks that share a token
+    unsigned slices;  // per head
+    unsigned units;   // per token
+    unsigned parts;   // blocks per token
     int thread_heads; // 1 or 2
-    int tile;         // tokens of a block, threads.y at a time
+    int tile;         // tokens per block; threads.y of them at a time
     dim3 threads;
     int64_t blocks;
 
-    // wanted_tile: tokens that a block should have, at least.
+    // wanted_tile: the least number of tokens per block.
     HeadPlan(int64_t tokens, int64_t heads, int slices, int64_t wanted_tile)
         : tokens(tokens), heads(heads), slices(static_cast<unsigned>(slices)) {
         thread_heads = tokens * heads * slices >= kManySlices ? kThreadHeads : 1;
@@ -90,7 +90,7 @@ struct HeadPlan {
         blocks = (tokens + tile - 1) / tile * parts;
     }
 
-    // ---- the part of the current block and thread ----
+    // ---- the share of the current block and thread ----
 
     __device__ __forceinline__ int64_t first_token() const { return static_cast<int64_t>(blockIdx.x / parts) * tile; }
     __device__ __forceinline__ int64_t end_token() const {
@@ -103,7 +103,7 @@ struct HeadPlan {
         return (static_cast<int64_t>(last / slices) + 1) * thread_heads;
     }
     __device__ __forceinline__ unsigned unit() const { return blockIdx.x % parts * threads.x + threadIdx.x; }
-    // A thread beyond the last unit has no slice.
+    // False for threads beyond the last unit.
     __device__ __forceinline__ bool has_slice() const { return unit() < units; }
     __device__ __forceinline__ int slice() const { return static_cast<int>(unit() % slices); }
     __device__ __forceinline__ int64_t head() const { return static_cast<int64_t>(unit() / slices) * thread_heads; }

@@ -1,5 +1,5 @@
-// keep_in_register(value): holds a loop invariant in a register. The compiler would recompute it in each iteration
-// where a part of the loop is conditional.
+// keep_in_register(value): holds a loop invariant in a register. Without it the compiler recomputes the value in each
+// iteration if a part of the loop is conditional.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ template <typename T> inline void keep_in_register(T &) {}
 __device__ __forceinline__ void keep_in_register(int &value) {
     asm volatile("" : "+r"(value));
 }
-// A pointer to global memory; without the conversion back, loads become generic ones, which are slower.
+// For a pointer to global memory: without the conversion back, the compiler would emit generic loads, which are slower.
 template <typename T> __device__ __forceinline__ void keep_in_register(const T *&pointer) {
     size_t address = __cvta_generic_to_global(pointer);
     asm volatile("" : "+l"(address));

@@ -1,19 +1,18 @@
-// Launching CUDA kernels: on the stream of a call's context, every error an Error. Included by *.cu files only.
+// Launches CUDA kernels on the stream of a call's context and throws Error on failure. Included by *.cu files only.
 // Kernels are called through launch(), never through <<< >>>, so that the emulation (csrc/emulation) can run them.
 //
 // On sm_90 and later a kernel may be launched while the one before it in the stream still runs (programmatic dependent
 // launch), to hide the launch latency between decode's small kernels. The rules that make this correct:
-// * Every kernel, without exception, calls grid_dependency_sync() in every thread before all else. Until it returns,
-//   nothing that an earlier kernel wrote is visible, and what an earlier kernel still reads must not be written.
+// * Every kernel, without exception, calls grid_dependency_sync() in every thread before anything else. Before it
+//   returns, writes of earlier kernels are not visible, and memory that they still read must not be written.
 // * The call waits for the whole preceding grid, which has itself waited for the one before: so all earlier work of the
 //   stream is done, for reads and for writes, as with serialized launches. A kernel that did not wait would break that
 //   chain for all later kernels.
-// * Before it, a kernel may compute indices from its parameters, and prefetch to L2. Not to L1 or shared memory: a
-//   weight
-//   may be the result of the kernel before.
+// * Before the call, a kernel may compute indices from its parameters and prefetch to L2. Not to L1 or shared memory:
+//   even a weight may be the result of the preceding kernel.
 // .ci/check_cuda.py checks the machine code of every kernel: no path reaches global memory, or the end, before the
-// wait. The emulation refuses a kernel that does not call it exactly once in each thread. A kernel of another library
-// waits for ours unless it is launched with this attribute too, and then synchronizes by itself.
+// wait. The emulation fails if a thread of a kernel does not call it exactly once. A kernel of another library waits
+// for ours unless it is launched with this attribute too, and then synchronizes by itself.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -34,7 +33,7 @@ inline cudaStream_t stream_of(const ExecutionContext &context) {
     return static_cast<cudaStream_t>(context.stream);
 }
 
-// Blocks are counted in grid.x, which may have 2^31 - 1 of them.
+// Blocks are counted in grid.x, whose limit is 2^31 - 1.
 constexpr int64_t kMaxGridX = 0x7fffffff;
 
 inline unsigned grid_x(int64_t blocks) {
@@ -45,7 +44,7 @@ inline unsigned grid_x(int64_t blocks) {
     return static_cast<unsigned>(blocks);
 }
 
-// The setting INFINI_CUDA_PDL, read once: 0 launches one kernel after another.
+// The setting INFINI_CUDA_PDL, read once. 0 turns programmatic dependent launch off.
 inline bool launches_early() {
     static const bool wanted = setting_is_on("INFINI_CUDA_PDL", true);
     return wanted;
@@ -62,23 +61,23 @@ __device__ __forceinline__ void grid_dependency_sync() {
 }
 
 #ifndef INFINI_EMULATION
-// A kernel's attributes on a device: those read from the driver, and those set.
+// What is known of a kernel on a device: attributes read from the driver, and the attribute set.
 struct Prepared {
     bool waits = false;        // its code is for sm_90 or later, where grid_dependency_sync() is not empty
-    size_t shared = 48 * 1024; // the limit of dynamic shared memory that is set
+    size_t shared = 48 * 1024; // the limit of dynamic shared memory that is set, in bytes
     bool asked = false;
 };
 
-// Prepares a kernel for launches on the current device with `shared` bytes of dynamic shared memory. Returns whether it
-// waits for the kernels before it. The driver is called once for each kernel and device, and again where a launch needs
-// more memory.
+// Prepares a kernel for launches on the current device with `shared` bytes of dynamic shared memory. Returns whether
+// the kernel waits for preceding kernels. Calls the driver once for each kernel and device, and again if a launch needs
+// more shared memory.
 inline bool prepare(const void *kernel, int device_id, size_t shared) {
     static std::mutex mutex;
     static std::map<std::pair<const void *, int>, Prepared> all;
     const std::lock_guard<std::mutex> lock(mutex);
     Prepared &prepared = all[{kernel, device_id}];
     if (!prepared.asked) {
-        // Not the device's capability: it may run code for sm_80, which the driver compiled from PTX.
+        // The code decides, not the device's capability: the device may run code for sm_80 that was compiled from PTX.
         cudaFuncAttributes attributes;
         check_cuda("cudaFuncGetAttributes", cudaFuncGetAttributes(&attributes, kernel));
         prepared.waits = attributes.ptxVersion >= 90;
@@ -118,8 +117,8 @@ void launch(const ExecutionContext &context, void (*kernel)(Parameters...), dim3
 #endif
 }
 
-// Declares a variable `name` in the block's static shared memory; the rest is its type: INFINI_SHARED(sums, float[32]).
-// Instead of __shared__, so that the emulation knows the variable.
+// Declares a variable `name` in the block's static shared memory; the second argument is its type: INFINI_SHARED(sums,
+// float[32]). Used instead of __shared__, so that the emulation knows the variable.
 template <typename T> using Type = T;
 #ifdef INFINI_EMULATION
 #define INFINI_SHARED(name, ...)                                                                                       \

@@ -1,6 +1,6 @@
 // Tensor core instructions of a warp: mma.sync, c [16, 8] += a [16, 16] b [16, 8] for half types with float
 // accumulators, and ldmatrix, 8x8 matrices from shared memory as its operands. All lanes of a warp call them together.
-// Lane l holds of c rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next: c[0], c[1] of the first row, c[2], c[3].
+// Lane l holds rows l / 4 (c[0], c[1]) and l / 4 + 8 (c[2], c[3]) of c, in columns 2 (l % 4) and 2 (l % 4) + 1.
 #pragma once
 
 #include "scalar_types.cuh"
@@ -17,7 +17,7 @@ template <typename T> inline float half_of(uint32_t pair, int i) {
     return widen(value);
 }
 
-// Lane l's two elements of each of four 8x8 matrices: (row l / 4, columns 2 (l % 4) and the next), or transposed.
+// Lane l gets two elements of each of four 8x8 matrices: row l / 4, columns 2 (l % 4) and the next; or the transpose's.
 inline void load_matrices(uint32_t (&out)[4], const void *row, bool transposed) {
     emulation::check_aligned(row, 16, "ldmatrix");
     float mine[16]{};
@@ -82,8 +82,8 @@ template <typename T> inline void mma(float (&c)[4], const uint32_t (&a)[4], uin
 
 #else
 
-// Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes, aligned) and gets of each of the four matrices row
-// l / 4, columns 2 (l % 4) and the next; transposed: column l / 4, rows 2 (l % 4) and the next.
+// Lane l passes the address of row l % 8 of matrix l / 8 (16 bytes, aligned). It gets from each of the four matrices
+// row l / 4, columns 2 (l % 4) and the next; transposed: column l / 4, rows 2 (l % 4) and the next.
 __device__ __forceinline__ void load_matrices(uint32_t (&out)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -97,16 +97,15 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&out)[4], con
                  : "memory");
 }
 
-// An 8x8 matrix across the lanes, in the order of load_matrices, becomes its transpose in the same order.
+// Transposes an 8x8 matrix that is distributed over the lanes as load_matrices does it.
 __device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
     uint32_t out;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(out) : "r"(pair));
     return out;
 }
 
-// a: four 8x8 matrices, rows 0 to 7 and 8 to 15 of columns 0 to 7, then of columns 8 to 15, as load_matrices gives
-// them.
-// b0, b1: rows 0 to 7 and 8 to 15 of b, as load_matrices_transposed gives them, or load_matrices those of b transposed.
+// a: four 8x8 matrices as load_matrices gives them: rows 0 to 7 and 8 to 15 of columns 0 to 7, then of columns 8 to 15.
+// b0, b1: rows 0 to 7 and 8 to 15 of b, from load_matrices_transposed, or from load_matrices of b transposed.
 template <typename T>
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     static_assert(sizeof(T) == 2);

@@ -1,5 +1,5 @@
-// mma.sync for int8, with exact sums in int32: c [16, 8] += a [16, 32] b [32, 8], and c = a [16, 16] b [16, 8]. All lanes
-// of a warp call them together; c is distributed over the lanes as in mma.cuh.
+// mma.sync for int8, with exact sums in int32: c [16, 8] += a [16, 32] b [32, 8], and c = a [16, 16] b [16, 8]. All
+// lanes of a warp call them together; c is distributed over the lanes as in mma.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,8 +9,8 @@
 
 namespace infini::cuda {
 
-// Lane l: a[0], a[2] row l / 4, a[1], a[3] row l / 4 + 8, elements 4 (l % 4) and the next three of columns 0 to 15
-// (a[0], a[1]) and 16 to 31; b0, b1 the same rows of column l / 4 of b.
+// Lane l holds row l / 4 (a[0], a[2]) and row l / 4 + 8 (a[1], a[3]) of a, elements 4 (l % 4) and the next three of
+// columns 0 to 15 (a[0], a[1]) and 16 to 31 (a[2], a[3]); b0 and b1 are the same rows of column l / 4 of b.
 #ifdef INFINI_EMULATION
 
 inline void mma(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -35,7 +35,7 @@ inline void mma(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
     }
 }
 
-// Of the first half of the columns of a, as a[0], a[1] and b0 have them.
+// Multiplies the first 16 columns of a only, laid out as a[0], a[1] and b0.
 inline void multiply(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     std::memset(c, 0, sizeof c);
     mma(c, {a0, a1, 0, 0}, b, 0);

@@ -1,6 +1,6 @@
-// Vectors packed in 32-bit registers until they are used. Unpacking small elements where the load paths join (aligned
-// or not, the end of a row) would serialize the loads: each would be waited for before the next is issued. Stores are
-// in PTX, because the compiler splits the stores of vectors that it has assembled itself.
+// Vectors that stay packed in 32-bit registers until they are used. Unpacking small elements after the load paths
+// (aligned or not, end of a row) join would serialize the loads. Stores are in PTX, because the compiler splits stores
+// of vectors that it has assembled itself.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace infini::cuda {
 
-// The same bytes as another type of the same size.
+// Reinterprets the bytes as another type of equal size.
 template <typename To, typename From> __device__ __forceinline__ To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
@@ -17,7 +17,7 @@ template <typename To, typename From> __device__ __forceinline__ To bit_cast(Fro
     return to;
 }
 
-// A Vector<T, kCount> as 32-bit registers, or itself where its size is no multiple of 4 bytes.
+// A Vector<T, kCount> as 32-bit registers, or as itself if its size is no multiple of 4 bytes.
 template <typename T, int kCount>
 using Packed32 =
     std::conditional_t<sizeof(T) * kCount % 4 == 0, Vector<uint32_t, (sizeof(T) * kCount + 3) / 4>, Vector<T, kCount>>;
@@ -63,8 +63,8 @@ template <typename W> __device__ __forceinline__ void store_vectorized(void *p, 
 
 #endif
 
-// The elements from p on, as one access if `whole` (aligned, complete), else the first `count` one by one, `step`
-// apart, and `fill` for the rest.
+// Loads the vector at p: in one access if `whole` (aligned, complete), else the first `count` elements one by one,
+// `step` apart, with `fill` for the rest.
 template <typename T, int kCount>
 __device__ __forceinline__ Packed32<T, kCount> load_packed32(const T *p, bool whole, int count, T fill = T{},
                                                              int64_t step = 1) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ Packed32<T, kCount> load_packed32(const T *p, bool wh
     return bit_cast<Packed32<T, kCount>>(vector);
 }
 
-// The elements in the compute type.
+// Unpacks the elements to the compute type.
 template <typename T, int kCount>
 __device__ __forceinline__ void widen_packed32(Compute<T> (&out)[kCount], const Packed32<T, kCount> &words) {
     if constexpr (std::is_same_v<T, bf16> && kCount % 2 == 0) { // one instruction each, which nvcc does not emit
@@ -93,7 +93,7 @@ __device__ __forceinline__ void widen_packed32(Compute<T> (&out)[kCount], const 
     }
 }
 
-// The reverse, to global memory; elements from `count` on are not written.
+// Packs and stores to global memory; elements from `count` on are not written.
 template <typename T, int kCount>
 __device__ __forceinline__ void store_packed32(T *p, const Vector<T, kCount> &vector, bool whole, int count) {
     if (whole) {

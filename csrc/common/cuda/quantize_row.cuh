@@ -5,12 +5,12 @@
 
 namespace infini::cuda {
 
-// x = q * scale nearly, with scale = max |x| / 127; q is x / scale rounded to nearest even. A row with infinity or NaN
-// in it has the scale NaN and q of zeros, a row of zeros the scale 0.
+// x is approximately q * scale, with scale = max |x| / 127 and q = x / scale rounded to nearest even. A row that holds
+// infinity or NaN has scale NaN and q = 0; a row of zeros has scale 0.
 class RowScale {
 public:
-    // largest: the row's largest magnitude, NaN if there is one in it. (No member initializers: nvcc passes those to
-    // the host compiler, which does not know the intrinsics.)
+    // largest: the row's largest magnitude, NaN if the row holds one. (No member initializers: nvcc passes those to the
+    // host compiler, which does not know the intrinsics.)
     __device__ __forceinline__ explicit RowScale(float largest) {
         finite_ = largest <= 3.402823466e38f;
         scale_ = finite_ ? largest / 127 : __uint_as_float(0x7fc00000u);
@@ -23,7 +23,7 @@ public:
     }
 
 private:
-    bool finite_; // not infinity, not NaN
+    bool finite_; // neither infinity nor NaN
     float scale_;
 };
 

@@ -1,5 +1,5 @@
-// Reductions over the threads of a warp, and over the threads of a block that share a row. The order depends on the
-// number of threads alone; every thread gets the result.
+// Reductions over the threads of a warp, and over the threads of a block that share a row. The order of operations
+// depends only on the number of threads; every thread gets the result.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,13 +15,13 @@ struct Sum {
 struct Max {
     template <typename C> static __device__ __forceinline__ C join(C a, C b) {
         return a > b || a != a ? a : b;
-    } // NaN stays
+    } // keeps NaN
 };
 struct Min {
     template <typename C> static __device__ __forceinline__ C join(C a, C b) { return a < b || a != a ? a : b; }
 };
 
-// Over kLanes adjacent lanes, a power of two.
+// Reduces over kLanes adjacent lanes, a power of two.
 template <typename Join, int kLanes = kWarp, typename C> __device__ __forceinline__ C warp_reduce(C value) {
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2) {
@@ -30,8 +30,8 @@ template <typename Join, int kLanes = kWarp, typename C> __device__ __forceinlin
     return value;
 }
 
-// Over the blockDim.x threads (a multiple of 32) of one threadIdx.y. `shared`: a value for each warp of the block; no
-// thread may still read it. To be called by all threads of the block.
+// Reduces over the blockDim.x threads (a multiple of 32) with the same threadIdx.y. `shared`: one value per warp of the
+// block, which no thread may still be reading. All threads of the block must call it.
 template <typename Join, typename C> __device__ __forceinline__ C row_reduce(C value, C *shared) {
     value = warp_reduce<Join>(value);
     const int warps = blockDim.x / kWarp;

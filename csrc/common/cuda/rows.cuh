@@ -1,5 +1,5 @@
 // Rows on CUDA. RowStrides: where a row (an index over all dimensions but the last) starts in each of several tensors
-// of one shape. RowPlan: how many threads share a row, from its length alone. RowPart: what a thread has of it.
+// of equal shape. RowPlan: how many threads share a row, from its length alone. RowPart: one thread's part of a row.
 #pragma once
 
 #include "../tensor_view.h"
@@ -8,7 +8,7 @@
 namespace infini::cuda {
 
 template <int kTensors> struct RowStrides {
-    int ndim = 0; // after adjacent dimensions were merged where every tensor allows it
+    int ndim = 0; // after merging adjacent dimensions that every tensor allows to merge
     int64_t count = 1;
     int64_t shape[kMaxDims] = {};
     int64_t strides[kTensors][kMaxDims] = {};
@@ -48,7 +48,7 @@ template <int kTensors> struct RowStrides {
                 at[t] += index * strides[t][dim];
             }
         }
-        if (ndim > 0) { // most often the only one: no division
+        if (ndim > 0) { // usually the only dimension: no division
 #pragma unroll
             for (int t = 0; t < kTensors; ++t) {
                 at[t] += row * strides[t][0];
@@ -61,8 +61,8 @@ template <int kTensors> struct RowStrides {
 // depends on n alone, so that a row has the same bits in any batch.
 struct RowPlan {
     int threads; // a multiple of 32, at most 512
-    int rows;    // rows a block
-    int vectors; // a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
+    int rows;    // rows per block
+    int vectors; // vectors that a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
     int64_t blocks;
 
     RowPlan(int64_t row_count, int64_t n, int width) {
@@ -91,11 +91,11 @@ template <typename Body> void with_vectors(int vectors, const Body &body) {
     }
 }
 
-// A thread's part of a row: its vectors in registers, as Kept (T, or Compute<T> where update must not round), or, with
-// kVectors = 0, read from memory in each pass. visit(body) calls body(i, count, values) for each vector: i is its first
-// element, count its length, values[kWidth] the elements. visit_with(other, body) adds those of another row of the same
-// length, such as weights, loaded in advance. update(body) keeps what body wrote to values (kVectors > 0 only). kAhead:
-// how many vectors are prefetched where the row is read again.
+// A thread's part of a row. Its vectors are kept in registers as Kept (T, or Compute<T> if update must not round); with
+// kVectors = 0 each pass reads them from memory. visit(body) calls body(i, count, values) for each vector: i is its
+// first element, count its length, values[kWidth] the elements. visit_with(other, body) also passes the elements of
+// another row of the same length, such as weights, loaded in advance. update(body) keeps what body wrote to values
+// (kVectors > 0 only). kAhead: how many vectors are prefetched if the row is read again.
 template <typename T, int kVectors, typename Kept = T, int kAhead = 3> class RowPart {
 public:
     using C = Compute<T>;
@@ -105,7 +105,7 @@ public:
     __device__ __forceinline__ RowPart(const T *row, int64_t n, bool whole, T fill = T{}, int64_t step = 1)
         : row_(row), n_(static_cast<Index>(n)), step_(step), whole_(whole), fill_(fill) {
         if constexpr (kVectors > 0) {
-            Packed32<T, kElements> read_[kVectors]; // all loads before the first conversion
+            Packed32<T, kElements> read_[kVectors]; // all loads are issued before the first conversion
 #pragma unroll
             for (int v = 0; v < kVectors; ++v) {
                 if (start(v) < n_) {
@@ -151,12 +151,13 @@ public:
         }
     }
 
-    // Whether the vector from i on may be accessed as one, in every tensor that `whole` covers.
+    // Whether the vector at i may be loaded in one access from every tensor that `whole` covers.
     __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && static_cast<Index>(i) + kElements <= n_; }
 
 private:
     using Index =
-        std::conditional_t<(kVectors > 0), int, int64_t>; // rows in registers are short: half the instructions
+        // Rows in registers are short, and int halves the instructions.
+        std::conditional_t<(kVectors > 0), int, int64_t>;
     using Held = Packed32<Kept, kElements>;
     template <typename OtherT, int kOtherVectors, typename OtherKept, int kOtherAhead> friend class RowPart;
 

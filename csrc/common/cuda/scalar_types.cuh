@@ -19,7 +19,7 @@
 
 namespace infini::cuda {
 
-// Device code may not call std::numeric_limits.
+// A constant, because device code may not call std::numeric_limits.
 template <typename C> constexpr C kInfinity = std::numeric_limits<C>::infinity();
 
 template <typename T> struct ComputeOf {
@@ -85,14 +85,14 @@ template <typename T> __device__ __forceinline__ std::enable_if_t<std::is_integr
     *out = v;
 }
 
-// The value in storage type T.
+// Converts a value to storage type T.
 template <typename T> __device__ __forceinline__ T narrow(Compute<T> v) {
     T out;
     narrow_to(&out, v);
     return out;
 }
 
-// The value rounded to T, in the compute type.
+// Rounds a value to T and returns it in the compute type.
 template <typename T> __device__ __forceinline__ Compute<T> round_to(Compute<T> v) {
     return widen(narrow<T>(v));
 }

@@ -1,6 +1,6 @@
-// Reductions along the last dimension of tensors of any strides. Two assignments of threads with the same order of
-// additions: RowReducer, where the threads of a warp share a row (RowPart); and ColumnReducer, where each has its own
-// row, for rows that are adjacent in memory while their elements are not.
+// Reductions along the last dimension of tensors with any strides. There are two assignments of threads, which add in
+// the same order: RowReducer, where the threads of a warp share a row (RowPart), and ColumnReducer, where each thread
+// has its own row, for rows that are adjacent in memory while their elements are not.
 #pragma once
 
 #include "reduce.cuh"
@@ -11,12 +11,12 @@ namespace infini::cuda {
 template <int kTensors> struct StridedRows {
     RowStrides<kTensors> starts;
     int64_t n;
-    int64_t steps[kTensors]; // from element to element
-    int warps;               // of RowReducer that share a row
-    bool whole;              // vectors fit all tensors
-    bool columns;            // ColumnReducer
+    int64_t steps[kTensors]; // strides of the last dimension
+    int warps;               // warps that share a row in RowReducer
+    bool whole;              // all tensors allow vector accesses
+    bool columns;            // use ColumnReducer
 
-    // All views have the shape of views[0], the input, apart from the last dimension; `width`: its kWidth.
+    // All views have the shape of views[0], the input, apart from the last dimension; `width` is the input's kWidth.
     StridedRows(const TensorView *const (&views)[kTensors], int width)
         : starts(views), n(views[0]->size(-1)), warps(RowPlan(1, n, width).threads / kWarp), whole(true) {
         for (int t = 0; t < kTensors; ++t) {
@@ -31,12 +31,12 @@ private:
     static int64_t distance(int64_t stride) { return stride < 0 ? -stride : stride; }
 };
 
-// The interface of both reducers, to be called by all threads of a block, also those without a row (n = 0):
+// The interface of both reducers. All threads of a block must call them, also those without a row (n = 0):
 //   reduce<Join>(start, body): calls body(result, i, count, values) for each vector, as RowPart::visit, where result is
-//       the thread's part; returns all parts joined. Elements beyond the end read as 0.
+//       the thread's partial result; returns the joined results of all threads. Elements beyond the end read as 0.
 //   reduce_and_keep<Join>(start, body): the same; if kKeeps, later visits get the values that body wrote.
 //   visit(body): calls body(i, count, values).
-//   whole(i): whether the vector from i on may be accessed as one, in every tensor.
+//   whole(i): whether the vector at i may be loaded in one access from every tensor.
 //   kShared: how many C of shared memory the constructor needs.
 template <typename T, int kVectors, typename Kept = T> class RowReducer {
 public:
@@ -48,7 +48,7 @@ public:
     __device__ __forceinline__ RowReducer(const T *row, int64_t n, const StridedRows<kTensors> &rows, C *shared)
         : part_(row, n, rows.whole, T{}, rows.steps[0]), shared_(shared) {}
 
-    // The row's number, and the thread's among those that share the row.
+    // The row's index in the block, and the thread's among those that share the row.
     static __device__ __forceinline__ int64_t number() {
         return static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     }
@@ -71,8 +71,8 @@ private:
     C *const shared_;
 };
 
-// A block has 32 adjacent rows, and blockDim.y threads share one: each computes the sums of some of RowReducer's warps,
-// lane by lane, in the order in which a warp's pairwise reduction joins them.
+// A block has 32 adjacent rows; blockDim.y threads share a row. Each thread computes the sums of some of RowReducer's
+// warps, lane by lane, in the order in which a warp's pairwise reduction adds them.
 template <typename T> class ColumnReducer {
 public:
     using C = Compute<T>;
@@ -93,7 +93,7 @@ public:
     template <typename Join, typename Body> __device__ __forceinline__ C reduce(C start, const Body &body) {
         C result = start;
         for (int warp = threadIdx.y; warp < warps_; warp += blockDim.y) {
-            C firsts[5]; // the first operand of the pairs of 1, 2, 4, 8 and 16 lanes
+            C firsts[5]; // the pending left operand of each pair of 1, 2, 4, 8 and 16 lanes
             for (unsigned turn = 0; turn < kWarp; ++turn) {
                 const int lane = static_cast<int>(__brev(turn) >> 27);
                 result = start;

@@ -27,8 +27,8 @@ template <typename... Views> bool vectors_fit(const Views &...views) {
     return (fits(views) && ...);
 }
 
-// A vector of storage type: the elements from p on, as one access if `whole` (aligned, complete, contiguous), else the
-// first `count`, `step` apart, and `fill` for the rest.
+// Loads a vector of storage type at p: in one access if `whole` (aligned, complete, contiguous), else the first `count`
+// elements, `step` apart, with `fill` for the rest.
 template <typename T, int kCount = kWidth<T>>
 __device__ __forceinline__ Vector<T, kCount> load(const T *p, bool whole, int count, T fill = T{}, int64_t step = 1) {
     if (whole) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ Vector<T, kCount> load(const T *p, bool whole, int co
     return vector;
 }
 
-// The reverse; elements from `count` on are not written.
+// Stores a vector; elements from `count` on are not written.
 template <typename T, int kCount>
 __device__ __forceinline__ void store(T *p, const Vector<T, kCount> &vector, bool whole, int count, int64_t step = 1) {
     if (whole) {
