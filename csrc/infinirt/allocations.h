@@ -1,5 +1,5 @@
-// Allocations: the memory of infinirtMalloc and the like, ordered by address, so that a free of anything else is
-// refused, and a copy that begins inside an allocation must end in it.
+// Allocations: the memory of infinirtMalloc and the like, ordered by address. With it, a free of any other address
+// fails, and a copy that begins inside an allocation must end in it.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 namespace infini::runtime {
 
 struct Allocation {
-    size_t size = 0; // 0: there is none
-    Device device;   // of the backend that allocated it
+    size_t size = 0; // 0: no allocation
+    Device device;   // the device that allocated it
     bool host = false;
 };
 
@@ -25,7 +25,7 @@ public:
         by_address_[key(space(allocation), ptr)] = allocation;
     }
 
-    // Takes out the host's or the device's allocation that begins at ptr; the CPU's are both.
+    // Removes the host's or the device's allocation that begins at ptr; CPU memory is both.
     Allocation erase(Device device, bool host, void *ptr) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto found = by_address_.find(key(host ? Device{} : device, ptr));
@@ -40,7 +40,7 @@ public:
         return allocation;
     }
 
-    // The bytes from ptr to the end of its allocation; SIZE_MAX: it is in none of ours.
+    // The bytes from ptr to the end of its allocation; SIZE_MAX if ptr is in no known allocation.
     size_t bytes_left(Device space, const void *ptr) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto after = by_address_.upper_bound(key(space, ptr));
@@ -55,7 +55,7 @@ public:
     }
 
 private:
-    // Devices may use the same addresses for different memory; the host's memory is that of the CPU, Device{}.
+    // Devices may use equal addresses for different memory. Host memory is registered for the CPU, Device{}.
     using Key = std::tuple<int, int, uintptr_t>;
     static Key key(Device space, const void *ptr) { return {space.type, space.id, reinterpret_cast<uintptr_t>(ptr)}; }
     static Device space(const Allocation &allocation) { return allocation.host ? Device{} : allocation.device; }

@@ -5,7 +5,8 @@ namespace infini::runtime {
 
 namespace {
 
-Backend *backends[INFINI_DEVICE_TYPE_COUNT]; // zero before any constructor runs, so that the order of sources is free
+// Zero-initialized before any constructor runs, so sources may be linked in any order.
+Backend *backends[INFINI_DEVICE_TYPE_COUNT];
 
 } // namespace
 

@@ -1,6 +1,6 @@
-// Backend: the interface of a device type to infinirt. A class derived from it adds a device: in a separate folder to
-// the build, or in a vendor's library to a process; no other file changes. infinirt.cpp has checked all arguments and
-// handles before it calls a backend, which only translates to its driver and throws an Error where that fails.
+// Backend: the interface of a device type to infinirt. A derived class adds a device, either in a folder of its own to
+// the build, or in a vendor's library to a process; no other file changes. infinirt.cpp checks all arguments and
+// handles before it calls a backend, which only calls its driver and throws an Error if that fails.
 // CONTRIBUTING.md, "Bring up a device".
 #pragma once
 
@@ -24,7 +24,7 @@ struct Device {
 };
 
 // The objects behind the handles of the C interface. A backend derives its own from these; infinirt.cpp sets the
-// members, and keeps an object alive while a call uses it.
+// members and keeps an object alive while a call uses it.
 struct Object {
     Backend *backend = nullptr;
     int device_id = 0;
@@ -49,19 +49,19 @@ public:
 
     // ---- minimal: every backend has these ----
 
-    // 0 where the driver or the device is missing, which is no error. Called often: cache the result.
+    // Returns 0 if the driver or the device is missing, which is no error. Called often: cache the result.
     virtual int device_count() = 0;
-    // The calling thread has set this device. Other calls have a device argument.
+    // Sets the calling thread's device in the driver. All other functions take the device as an argument.
     virtual void set_device(int device_id) = 0;
     virtual void device_synchronize(int device_id) = 0;
 
     virtual std::shared_ptr<Stream> stream_create(int device_id) = 0;
-    // A queued stream: the only kind of devices, an option of the CPU.
+    // A stream that queues its work: the only kind that devices have, and an option of the CPU.
     virtual std::shared_ptr<Stream> stream_create_queued(int device_id) { return stream_create(device_id); }
-    virtual void stream_destroy(Stream &stream) = 0; // waits; the object itself goes with its last shared_ptr
+    virtual void stream_destroy(Stream &stream) = 0; // waits; the last shared_ptr frees the object
     virtual void stream_synchronize(Stream &stream) = 0;
 
-    // size is not 0. nullptr where memory is short.
+    // size is not 0. Returns nullptr if memory is short.
     virtual void *malloc(int device_id, size_t size) = 0;
     virtual void *malloc_host(int device_id, size_t size) = 0;
     virtual void free(int device_id, void *ptr) = 0; // waits for the device's queued work first
@@ -71,10 +71,10 @@ public:
     virtual void memcpy(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) = 0;
     virtual void memcpy_async(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, Stream &stream) = 0;
 
-    // ---- advanced: the defaults throw NOT_IMPLEMENTED, where nothing else is said ----
-    // A stream given by pointer may be nullptr, which means: done on return.
+    // ---- advanced: unless noted, the defaults throw NOT_IMPLEMENTED ----
+    // A stream passed by pointer may be nullptr: the work is done on return.
 
-    // Whether the host may read and write what malloc() returned. Called with the device's number.
+    // Whether the host may read and write what malloc() returned. The argument is the device's number.
     virtual bool is_host_accessible(int) { return false; }
 
     virtual std::shared_ptr<Event> event_create(int device_id, uint32_t flags);
@@ -90,14 +90,14 @@ public:
     virtual void stream_launch_host_function(Stream *stream, infinirtHostFunction_t function, void *data,
                                              void (*release)(void *));
 
-    // A stream that the caller has created with the driver; its handle is the driver's.
+    // A stream that the caller has created with the driver; the driver's handle is its handle.
     virtual std::shared_ptr<Stream> stream_from_native(int device_id, void *native);
-    // Calls body(native stream) with the device current to the driver.
+    // Calls body(native stream) while the device is the driver's current one.
     virtual void stream_enqueue(int device_id, void *native, const std::function<void(void *)> &body);
 
     virtual void stream_begin_capture(Stream &stream, infinirtStreamCaptureMode_t mode);
     virtual std::shared_ptr<Graph> stream_end_capture(Stream &stream);
-    // Before it throws it may set *fault to the node that cannot be instantiated.
+    // Before it throws, it may set *fault to the node that cannot be instantiated.
     virtual std::shared_ptr<GraphExec> graph_instantiate(Graph &graph, infinirtGraphNode_t *fault);
     virtual void graph_launch(GraphExec &exec, Stream *stream);
 
@@ -105,7 +105,7 @@ private:
     [[noreturn]] void not_implemented(const char *function) const;
 };
 
-// nullptr: this build has none for that type.
+// Returns nullptr if this build has no backend for that type.
 Backend *backend_of(infiniDevice_t type);
 
 INFINI_API void register_backend(infiniDevice_t type, Backend *backend);

@@ -1,5 +1,5 @@
-// The last error of each thread, for all libraries of the stack: kept in a fixed buffer, so that keeping it cannot
-// fail.
+// The last error of each thread, for all libraries of the stack. It is kept in a fixed buffer, so that storing it
+// cannot fail.
 #include <cstdio>
 
 #include "infinirt.h"

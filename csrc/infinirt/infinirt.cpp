@@ -1,5 +1,5 @@
-// The functions of infinirt.h, less the error functions and the CPU's instruction sets: each checks its arguments,
-// turns handles into objects, and calls the backend of the object's device, or of the thread's current one.
+// The functions of infinirt.h except the error functions and the CPU's instruction sets. Each checks its arguments,
+// turns handles into objects, and calls the backend of the object's device, or of the thread's current device.
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -22,9 +22,9 @@ HandleTable<Event> &events = *new HandleTable<Event>;
 HandleTable<Graph> &graphs = *new HandleTable<Graph>;
 HandleTable<GraphExec> &graph_execs = *new HandleTable<GraphExec>;
 Allocations &allocations = *new Allocations;
-std::mutex foreign_streams; // held while one is registered or forgotten
+std::mutex foreign_streams; // held while a foreign stream is registered or forgotten
 
-// The number of an enum from C, which may be out of range.
+// An enum's value as a number. C callers may pass a value out of range.
 template <typename Enum> unsigned number_of(const Enum &value) {
     unsigned number;
     static_assert(sizeof number == sizeof value);
@@ -46,7 +46,7 @@ Backend &current_backend() {
     return *backend_of(current.type);
 }
 
-// The checks of one call, with the name of its function for messages.
+// The checks of one call; holds the function's name for messages.
 class Call {
 public:
     explicit Call(const char *function) : function_(function) {}
@@ -57,7 +57,7 @@ public:
 
     void not_null(const char *argument, const void *pointer) const { infini::not_null(function_, argument, pointer); }
 
-    // The backend of an existing device.
+    // The backend of the device; throws if there is no such device.
     Backend &device(const infiniDevice_t &type, int id) const {
         device_type(type);
         Backend *const backend = backend_of(type);
@@ -82,16 +82,16 @@ public:
         }
     }
 
-    // The object behind a handle; NULL is refused.
+    // The object behind a handle; throws for NULL.
     std::shared_ptr<Stream> stream(void *handle) const { return object(streams, "stream", handle); }
     std::shared_ptr<Event> event(const char *argument, void *handle) const { return object(events, argument, handle); }
     std::shared_ptr<Graph> graph(void *handle) const { return object(graphs, "graph", handle); }
     std::shared_ptr<GraphExec> graph_exec(void *handle) const { return object(graph_execs, "graph_exec", handle); }
 
-    // A NULL stream gives nullptr.
+    // Returns nullptr for a NULL stream.
     std::shared_ptr<Stream> stream_or_null(void *handle) const { return handle == nullptr ? nullptr : stream(handle); }
 
-    // Takes the object away from its handle.
+    // Removes the object from its table, so that the handle is no longer valid.
     template <typename T> std::shared_ptr<T> take(HandleTable<T> &live, const char *argument, void *handle) const {
         not_null(argument, handle);
         return found(live.erase(handle), argument, handle);
@@ -112,7 +112,7 @@ public:
         }
     }
 
-    // The device is the one that the copy is made by.
+    // Checks a copy. `device` is the device that copies.
     void copy(Device device, void *dst, const void *src, size_t size, const infinirtMemcpyKind_t &kind) const {
         const unsigned number = number_of(kind);
         if (number > INFINIRT_MEMCPY_D2D) {
@@ -128,7 +128,7 @@ public:
         range("src", from_device ? device : Device{}, src, size);
     }
 
-    // Registers an allocation of a backend.
+    // Registers memory that a backend has allocated.
     void allocated(Device device, bool host, size_t size, void *ptr) const {
         if (ptr == nullptr) {
             refuse(INFINI_STATUS_INTERNAL_ERROR, "no memory for ", size, " bytes on ", name_of(device.type), " ",
@@ -137,7 +137,7 @@ public:
         allocations.insert(ptr, {size, device, host});
     }
 
-    // Unregisters an allocation of the device, or of the host.
+    // Unregisters and returns an allocation of the device, or of the host.
     Allocation take_memory(Device device, bool host, void *ptr) const {
         const Allocation allocation = allocations.erase(device, host, ptr);
         if (allocation.size == 0) {
@@ -187,7 +187,7 @@ void *keep(std::shared_ptr<Stream> stream) {
     return streams.insert(handle, std::move(stream));
 }
 
-// Registers an object that a backend has created, and returns its handle to the caller.
+// Registers an object that a backend has created and returns its handle.
 template <typename T> void *hand_out(HandleTable<T> &live, std::shared_ptr<T> object, Device device) {
     object->backend = backend_of(device.type);
     object->device_id = device.id;
@@ -198,7 +198,7 @@ template <typename T> void *hand_out(HandleTable<T> &live, std::shared_ptr<T> ob
     }
 }
 
-// Calls free(); where that fails, the memory stays registered.
+// Calls free(). If that throws, registers the memory again.
 template <typename Free> void or_keep(void *ptr, const Allocation &allocation, const Free &free) {
     try {
         free();
@@ -248,7 +248,7 @@ using namespace infini::runtime;
 
 infiniStatus_t infinirtInit(void) {
     int counts[INFINI_DEVICE_TYPE_COUNT];
-    return infinirtGetAllDeviceCount(counts); // a backend that is asked for its devices prepares itself
+    return infinirtGetAllDeviceCount(counts); // each backend initializes itself when it is asked for its device count
 }
 
 infiniStatus_t infinirtGetAllDeviceCount(int *count_array) {
@@ -346,7 +346,7 @@ infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream) {
         try {
             taken->backend->stream_destroy(*taken);
         } catch (...) {
-            keep(taken); // it failed: the handle stays
+            keep(taken); // it failed: the handle stays valid
             throw;
         }
     });
@@ -354,7 +354,7 @@ infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream) {
 
 infiniStatus_t infinirtStreamSynchronize(infinirtStream_t stream) {
     return enter(__func__, [&](const Call &call) {
-        if (const auto found = call.stream_or_null(stream)) { // a NULL stream has nothing queued
+        if (const auto found = call.stream_or_null(stream)) { // nothing is queued on a NULL stream
             found->backend->stream_synchronize(*found);
         }
     });

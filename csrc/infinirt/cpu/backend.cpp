@@ -19,14 +19,14 @@ namespace {
 
 constexpr size_t kAlignment = 64; // a cache line, and the widest vector
 
-// omp_set_num_threads() for a scope. It is a setting of the calling thread.
+// Sets omp_set_num_threads() for a scope, for the calling thread.
 struct OpenMPThreads {
     explicit OpenMPThreads(int threads) { omp_set_num_threads(threads); }
     ~OpenMPThreads() { omp_set_num_threads(before); }
     const int before = omp_get_max_threads();
 };
 
-// A host function. Queues and graphs share it: release() is called with the last reference.
+// A host function, shared by queues and graphs: the last reference to go calls release().
 class HostFunction {
 public:
     HostFunction(infinirtHostFunction_t function, void *data, void (*release)(void *))
@@ -38,7 +38,7 @@ public:
         }
     }
 
-    // The call failed: data stays the caller's.
+    // The call failed: data still belongs to the caller.
     void give_back() { release_ = nullptr; }
 
     void run() const {
@@ -69,14 +69,14 @@ CpuEvent &cpu(Event &event) {
     return static_cast<CpuEvent &>(event);
 }
 
-// A worker that waits might wait for itself.
+// Throws on a worker thread, which might wait for itself.
 void not_on_worker(const char *function) {
     if (on_worker()) {
         throw Error(INFINI_STATUS_BAD_PARAM, message(function, ": must not be called in a host function, as it waits"));
     }
 }
 
-// What INFINI_CPU_STREAMS says, read once.
+// The setting INFINI_CPU_STREAMS, read once.
 bool queued_by_default() {
     static const bool queued = [] {
         const char *const value = std::getenv("INFINI_CPU_STREAMS");
@@ -95,7 +95,7 @@ bool queued_by_default() {
     throw Error(status, message(function, ": stream must not be captured at the time"));
 }
 
-// The event's last record; nullptr: there is none. One in a capture never completes.
+// The event's last record, or nullptr. A record in a capture never completes.
 std::shared_ptr<Record> last_record(const char *function, const char *argument, Event &event) {
     std::shared_ptr<Record> record = cpu(event).last();
     if (record != nullptr && record->capture != nullptr) {
@@ -142,7 +142,7 @@ public:
     std::shared_ptr<Stream> stream_create(int) override { return stream_made(queued_by_default()); }
 
     std::shared_ptr<Stream> stream_create_queued(int) override {
-        queued_by_default(); // says what is wrong with the setting
+        queued_by_default(); // throws if the setting is invalid
         return stream_made(true);
     }
 

@@ -1,7 +1,7 @@
-// Chooses the instruction set of the CPU kernels: by cpuid, or what Linux says of an AArch64 CPU, lowered by
+// Chooses the instruction set of the CPU kernels, from cpuid or from Linux's description of an AArch64 CPU, lowered by
 // INFINI_CPU_CAPABILITY or by a call.
-// It is chosen once for the process, by libinfinirt, whichever library the kernels are in. INFINI_EMULATE=amx adds the
-// level avx512_amx on any machine: its tile kernels compute in plain C++, everything else as the machine allows.
+// libinfinirt chooses once for the process, for kernels of all libraries. INFINI_EMULATE=amx adds the level avx512_amx
+// on any machine: its tile kernels compute in plain C++, everything else as the machine allows.
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -36,7 +36,7 @@ constexpr unsigned bit(int level) {
     return 1u << level;
 }
 
-// A build of a part, `make demo`, has the kernels of some levels only; it names them here.
+// A partial build, `make demo`, has the kernels of some levels only and names them in this macro.
 #ifdef INFINI_BUILT_LEVELS
 constexpr bool kIsWhole = false;
 constexpr const char *kBuilt = INFINI_BUILT_LEVELS;
@@ -65,7 +65,7 @@ bool has_avx_vnni() {
 }
 #endif
 
-// The vector levels that the CPU has, a bit for each. A level may be missing below the highest: Cascade Lake and Zen 4
+// The vector levels that the CPU has, one bit each. A level below the highest may be missing: Cascade Lake and Zen 4
 // have AVX-512 VNNI, but not AVX-VNNI.
 unsigned detect_vectors() {
 #if defined(__x86_64__)
@@ -85,10 +85,10 @@ unsigned detect_vectors() {
     }
     return levels;
 #elif defined(__aarch64__)
-    // Numbers of the kernel's interface; older headers lack the names. Compilers take Armv8.2-A's other instructions for
-    // granted too, of which the atomic ones are the only ones that they use.
+    // Bits of the kernel's interface, because older headers lack the names. Compilers assume Armv8.2-A's other
+    // instructions too; of those they emit only the atomic ones.
     constexpr unsigned long kAtomicsBit = 1ul << 8, kDotprodBit = 1ul << 20, kDotprodLevel = kAtomicsBit | kDotprodBit;
-    constexpr unsigned long kInt8MatrixBit = 1ul << 13, kBf16Bit = 1ul << 14; // of the second word
+    constexpr unsigned long kInt8MatrixBit = 1ul << 13, kBf16Bit = 1ul << 14; // of the second word (AT_HWCAP2)
     if ((getauxval(AT_HWCAP) & kDotprodLevel) != kDotprodLevel) {
         return bit(kNeon);
     }
@@ -105,7 +105,7 @@ bool has_vectors(int level) {
     return (levels & bit(level)) != 0;
 }
 
-// The highest vector level of the machine that is at most this one; a whole build has the lowest of all everywhere.
+// The highest vector level of the machine that is at most `level`. A full build has the lowest level on every machine.
 int vectors_up_to(int level) {
     int found = level;
     while (found >= 0 && !has_vectors(found)) {
@@ -125,7 +125,7 @@ int highest_vectors() {
     return vectors_up_to(kAmx);
 }
 
-// Why this process cannot use tile registers; empty where it can. Asks the kernel for permission.
+// Why this process cannot use tile registers; empty if it can. Asks the kernel for permission.
 std::string tiles_refused() {
 #if defined(__x86_64__)
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -181,7 +181,7 @@ int highest() {
     return emulates_tiles() || why_no_tiles().empty() ? kAmx : highest_vectors();
 }
 
-// Emulated tiles need no AVX-512: below them, too, a level may be missing.
+// Emulated tiles need no AVX-512, so a level below them may be missing too.
 bool has(int level) {
     return level == kAmx ? highest() == kAmx : has_vectors(level);
 }
@@ -197,8 +197,8 @@ int parse(const char *name) {
     throw Error(INFINI_STATUS_BAD_PARAM, message("infini: INFINI_CPU_CAPABILITY must be ", all, ", got '", name, "'"));
 }
 
-// The environment names the wish; a level that the machine lacks is an error where it is set by hand, and lowered here to
-// the next one that it has, so that one setting serves a fleet of different machines.
+// The level at start. Setting a level by a call fails if the machine lacks it; the environment variable is lowered to
+// the next level that the machine has, so that one setting serves a fleet of different machines.
 int initial() {
     const int most = highest();
     const char *wish = std::getenv("INFINI_CPU_CAPABILITY");

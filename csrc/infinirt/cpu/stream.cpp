@@ -134,7 +134,7 @@ void CpuStream::work() {
         queue_.pop_front();
         lock.unlock();
         std::optional<Failure> failure = attempt(task);
-        task = nullptr; // may call a release(), so not under the lock
+        task = nullptr; // may call a release(), so outside the lock
         lock.lock();
         if (!failure_) {
             failure_ = std::move(failure);
@@ -203,7 +203,7 @@ void CpuStream::record(CpuEvent &event) {
 void CpuStream::wait_for(CpuEvent &event) {
     const std::shared_ptr<Record> record = event.last();
     if (record == nullptr) {
-        return; // never recorded: holds nothing up
+        return; // never recorded: nothing to wait for
     }
     std::unique_lock<std::mutex> lock(mutex_);
     wait_for_room(lock);
@@ -213,7 +213,7 @@ void CpuStream::wait_for(CpuEvent &event) {
             bad_param("infinirtStreamWaitEvent: event must be recorded in the capture that the stream is in, got one "
                       "that was recorded outside");
         }
-        if (immediate_ && is_worker) { // which might wait for itself
+        if (immediate_ && is_worker) { // a worker might wait for itself
             bad_param(
                 "infinirtStreamWaitEvent: must not be called in a host function with an immediate stream, for which "
                 "the call waits");
@@ -226,7 +226,7 @@ void CpuStream::wait_for(CpuEvent &event) {
         bad_param("infinirtStreamWaitEvent: event must have been recorded since the capture in which it was last "
                   "recorded ended");
     } else {
-        capture_ = record->capture; // joins; what it waits for is before it in the list
+        capture_ = record->capture; // joins the capture; the awaited record precedes it in the list
     }
 }
 
@@ -265,7 +265,7 @@ bool CpuStream::is_captured() {
 }
 
 void CpuStream::close() {
-    Tasks lost; // freed last, when no lock is held
+    Tasks lost; // destroyed last, when no lock is held
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         closed_ = true;
@@ -275,7 +275,7 @@ void CpuStream::close() {
         capture_ = nullptr;
     }
     queued_or_closed_.notify_all();
-    done_or_closed_.notify_all(); // those that wait for room
+    done_or_closed_.notify_all(); // wakes callers that wait for room
     const std::lock_guard<std::mutex> lock(join_mutex_);
     if (thread_.joinable()) {
         thread_.join();

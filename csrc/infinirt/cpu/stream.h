@@ -1,7 +1,7 @@
-// Streams of the CPU. An immediate stream runs a task in the call that submits it; a queued one is a queue and one
-// thread that runs its tasks in order. An event is a record that some thread completes and others wait for. A capture
-// appends tasks to a list instead, and a graph is that list: all streams of a capture append in program order, which
-// keeps every dependency.
+// Streams of the CPU. An immediate stream runs a task in the call that submits it; a queued stream has a queue and a
+// thread that runs its tasks in order. An event is a record that one thread completes and others wait for. A capture
+// appends tasks to a list instead of running them; a graph is such a list. All streams of a capture append in program
+// order, which keeps every dependency.
 #pragma once
 
 #include <chrono>
@@ -20,11 +20,11 @@
 
 namespace infini::runtime {
 
-// A unit of work; throws where it fails. Queues and graphs hold copies, with shared state by shared_ptr.
+// A unit of work; throws on failure. Queues and graphs hold copies, with shared state by shared_ptr.
 using Task = std::function<void()>;
 using Tasks = std::vector<Task>;
 
-// The failure of a task, and its index among the failures of the process.
+// A task's exception, and its number among all failures of the process.
 struct Failure {
     infiniStatus_t status;
     std::string sentence;
@@ -33,11 +33,11 @@ struct Failure {
 
 std::optional<Failure> attempt(const Task &task) noexcept;
 
-// Runs all tasks, as a queue does, also after a failure; then throws the first failure.
+// Runs all tasks, also those after a failure, as a queue does; then throws the first failure.
 void run_all(const Tasks &tasks);
 
-// The most unfinished tasks of a queued stream: a call beyond these waits, unless it is made by a worker, which might
-// wait for itself.
+// The most unfinished tasks of a queued stream. A call that would exceed it waits, except on a worker thread, which
+// might wait for itself.
 constexpr uint64_t kMaxQueued = 1024;
 
 // Whether the calling thread is the worker of a stream.
@@ -52,14 +52,14 @@ struct CpuGraphExec : GraphExec {
     std::shared_ptr<const Tasks> tasks;
 };
 
-// A capture, from its begin on one stream to the end there. It is closed then for the streams that joined.
+// A capture, open from its begin to its end on the origin stream; then it is closed for all streams that joined.
 class Capture {
 public:
     explicit Capture(const CpuStream *origin) : origin(origin) {}
-    const CpuStream *const origin; // compared, never followed
+    const CpuStream *const origin; // compared, never dereferenced
 
     bool is_open();
-    bool add(const Task &task); // false: it is closed
+    bool add(const Task &task); // false if the capture is closed
     Tasks close();
 
 private:
@@ -68,8 +68,8 @@ private:
     Tasks tasks_;
 };
 
-// One infinirtEventRecord(): completed by the stream's worker in stream order, or at once without a worker; in a
-// capture it only marks a place.
+// One infinirtEventRecord(). The stream's worker completes it in stream order, or the call itself if there is no
+// worker. In a capture it only marks a position.
 class Record {
 public:
     using Time = std::chrono::steady_clock::time_point;
@@ -80,7 +80,7 @@ public:
     void complete();
     bool is_complete();
     void wait();
-    Time time(); // of completion
+    Time time(); // when it completed
 
 private:
     std::mutex mutex_;
@@ -91,7 +91,7 @@ private:
 
 class CpuEvent : public Event {
 public:
-    std::shared_ptr<Record> last(); // nullptr: never recorded
+    std::shared_ptr<Record> last(); // nullptr if never recorded
     void set_last(std::shared_ptr<Record> record);
 
 private:
@@ -104,15 +104,15 @@ public:
     explicit CpuStream(bool queued);
     ~CpuStream() override;
 
-    // Queues the task, or captures it; an immediate stream runs it, and its exception propagates.
+    // Queues or captures the task. An immediate stream runs it, and its exception propagates.
     void enqueue(const Task &task);
-    // The same for a task that cannot be replayed; false: the stream is captured.
+    // The same for a task that cannot be replayed; returns false if the stream is captured.
     bool enqueue_once(const Task &task);
 
     void record(CpuEvent &event);
     void wait_for(CpuEvent &event);
 
-    // Returns when all that was queued before is done.
+    // Returns when all work queued before the call is done.
     void drain();
     // Returns and clears the first failure since the last call.
     std::optional<Failure> take_failure();
@@ -121,14 +121,14 @@ public:
     Tasks end_capture();
     bool is_captured();
 
-    // Runs all queued tasks, then ends the thread. Later tasks are refused.
+    // Runs all queued tasks, then ends the thread. Later tasks fail.
     void close();
 
 private:
     void work();
     void wait_for_room(std::unique_lock<std::mutex> &lock);
-    void submit(std::unique_lock<std::mutex> &lock, const Task &task); // unlocks
-    Capture *capture(); // the open one that the stream is in, or nullptr; under the mutex
+    void submit(std::unique_lock<std::mutex> &lock, const Task &task); // unlocks `lock`
+    Capture *capture(); // the stream's open capture, or nullptr; call under the mutex
 
     const bool immediate_;
     std::mutex mutex_;

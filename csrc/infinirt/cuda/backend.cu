@@ -1,6 +1,5 @@
-// NVIDIA devices: infinirt.h by the CUDA runtime. Host code only; emulated like the kernels.
-// Calls that infinirt.h refuses on a captured stream are refused before they reach CUDA, which would invalidate the
-// capture.
+// NVIDIA devices: infinirt.h implemented by the CUDA runtime. Host code only; emulated like the kernels. Calls that
+// infinirt.h forbids on a captured stream fail before they reach CUDA, where they would invalidate the capture.
 #include "../backend.h"
 
 #include <cuda_runtime_api.h>
@@ -21,7 +20,7 @@ namespace {
 
 using cuda::check_cuda;
 
-// CUDA's current device for a scope.
+// Sets CUDA's current device for a scope.
 class DeviceScope {
 public:
     explicit DeviceScope(int device_id) {
@@ -43,7 +42,7 @@ private:
     bool changed_ = false;
 };
 
-// A scope for calls that are unrelated to any capture, and therefore allowed during one.
+// A scope for calls that have nothing to do with a capture and are therefore allowed during one.
 class RelaxedCaptureScope {
 public:
     RelaxedCaptureScope() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -54,8 +53,8 @@ private:
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// A pool of streams for calls that are done on return: the legacy stream would wait for other streams. To be taken with
-// the device current.
+// A pool of streams for calls that are done on return: the legacy stream would wait for other streams. Take one while
+// the device is current.
 class StreamPool {
 public:
     cudaStream_t take(int device_id) {
@@ -82,7 +81,7 @@ private:
     std::map<int, std::vector<cudaStream_t>> spare_;
 };
 
-// Calls body(stream) and waits for the work that it queued, also where it throws.
+// Calls body(stream) and waits for the work that it queued, even if it throws.
 template <typename Body> void done_on_return(int device_id, const Body &body) {
     static StreamPool &spare = *new StreamPool; // never destroyed: threads may still run at exit
     const DeviceScope device(device_id);
@@ -100,11 +99,11 @@ template <typename Body> void done_on_return(int device_id, const Body &body) {
     check_cuda("cudaStreamSynchronize", error);
 }
 
-// A capture that began here, or one found on a stream of the caller's.
+// A capture that began here, or one found on a stream that the caller created.
 struct Capture {
     unsigned long long id = 0;
     int device_id = 0;
-    std::atomic<bool> open{true}; // the end of one that began elsewhere is unknown
+    std::atomic<bool> open{true}; // not updated for a capture that began elsewhere, whose end is unknown
 };
 
 struct CudaStream : Stream {
@@ -116,7 +115,7 @@ struct CudaStream : Stream {
     }
     const cudaStream_t native;
     const bool own;
-    std::shared_ptr<Capture> began; // the capture that began on it last; under CudaBackend::captures_mutex_
+    std::shared_ptr<Capture> began; // the latest capture that began on it; guarded by CudaBackend::captures_mutex_
 };
 
 struct CudaEvent : Event {
@@ -127,7 +126,7 @@ struct CudaEvent : Event {
     }
     ~CudaEvent() override { cudaEventDestroy(native); }
 
-    // Of the last infinirtEventRecord(): whether there was one, and the capture in which it was made, or nullptr.
+    // The state of the last infinirtEventRecord(): whether there was one, and the capture it was made in, or nullptr.
     struct Record {
         bool made = false;
         std::shared_ptr<Capture> capture;
@@ -174,7 +173,7 @@ CudaEvent &cuda_event(Event &event) {
 
 struct CaptureInfo {
     bool captured = false;
-    unsigned long long id = 0; // 0 also where the capture is invalid
+    unsigned long long id = 0; // 0 also if the capture is invalid
 };
 
 CaptureInfo capture_info(Stream &stream) {
@@ -192,7 +191,7 @@ void not_captured(const char *function, Stream &stream, infiniStatus_t status) {
     }
 }
 
-// The event's last record, which must not be in a capture: it would never complete.
+// The event's last record. Throws if it was made in a capture, where it never completes.
 CudaEvent::Record last_record(const char *function, const char *argument, Event &event) {
     const CudaEvent::Record record = cuda_event(event).last();
     if (record.capture != nullptr) {
@@ -220,9 +219,10 @@ void must_be_complete(const char *argument, Event &event) {
     }
 }
 
-constexpr size_t kAddressSpace = size_t{1} << 48; // no more than this is asked of CUDA, which would call it invalid
+// The largest request that is passed to CUDA, which would report a larger one as an invalid value.
+constexpr size_t kAddressSpace = size_t{1} << 48;
 
-// The result of allocate(void **, size): nullptr where memory is short.
+// Returns the result of allocate(void **, size), or nullptr if memory is short.
 template <typename Allocate> void *allocated(const char *what, size_t size, const Allocate &allocate) {
     void *ptr = nullptr;
     const cudaError_t error = size > kAddressSpace ? cudaErrorMemoryAllocation : allocate(&ptr, size);
@@ -234,7 +234,7 @@ template <typename Allocate> void *allocated(const char *what, size_t size, cons
     return ptr;
 }
 
-// Queues a copy. Overlapping ranges, which CUDA does not support, go through a temporary allocation of the stream.
+// Queues a copy. CUDA does not support overlapping ranges: they go through a temporary allocation of the stream.
 void queue_copy(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, cudaStream_t stream) {
     const auto copy = [&](void *to, const void *from, infinirtMemcpyKind_t direction) {
         constexpr cudaMemcpyKind kinds[] = {cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost,
@@ -293,7 +293,7 @@ public:
         int of = device_id;
         const bool is_handle = stream != cudaStreamLegacy && stream != cudaStreamPerThread;
         if (is_handle && cudaStreamGetDevice(stream, &of) != cudaSuccess) {
-            cudaGetLastError(); // the driver is older than this function: taken on trust
+            cudaGetLastError(); // the driver is too old for this function: assume a valid stream
         } else if (of != device_id) {
             bad_param(message("infinirtStreamFromNative: native must be a stream of the current device, nvidia ",
                               device_id, ", got one of nvidia ", of));
@@ -302,7 +302,7 @@ public:
         return std::make_shared<CudaStream>(stream, false);
     }
 
-    // The stream itself goes with its object: threads may still wait for it.
+    // The stream is destroyed with its object, because threads may still wait for it.
     void stream_destroy(Stream &stream) override {
         const RelaxedCaptureScope allowed;
         if (capture_info(stream).captured) {
@@ -312,7 +312,7 @@ public:
             }
             close_capture(stream);
         } else {
-            cudaStreamSynchronize(native(stream)); // its failures are lost
+            cudaStreamSynchronize(native(stream)); // its failures are not reported
         }
         cudaGetLastError();
     }
@@ -375,7 +375,7 @@ public:
     void stream_wait_event(Stream &stream, Event &event) override {
         const CudaEvent::Record record = cuda_event(event).last();
         if (!record.made) {
-            return; // never recorded: holds nothing up
+            return; // never recorded: nothing to wait for
         }
         const CaptureInfo mine = capture_info(stream);
         if (record.capture == nullptr && mine.captured) {
@@ -409,7 +409,7 @@ public:
     void free(int device_id, void *ptr) override {
         no_capture_on("infinirtFree", device_id);
         const DeviceScope device(device_id);
-        cudaDeviceSynchronize(); // its failure stays for the next synchronisation
+        cudaDeviceSynchronize(); // a failure stays pending for the next synchronization
         check_cuda("cudaFree", cudaFree(ptr));
         take_pooled(ptr);
     }
@@ -433,7 +433,7 @@ public:
         return ptr;
     }
 
-    // CUDA frees in stream order only memory of cudaMallocAsync.
+    // CUDA frees only memory of cudaMallocAsync in stream order.
     void free_async(void *ptr, Stream &stream) override {
         not_captured("infinirtFreeAsync", stream, INFINI_STATUS_NOT_IMPLEMENTED);
         const DeviceScope device(stream.device_id);
@@ -479,7 +479,7 @@ public:
         must_be_origin(stream);
         auto graph = std::make_shared<CudaGraph>();
         const cudaError_t error = cudaStreamEndCapture(native(stream), &graph->native);
-        if (!capture_info(stream).captured) { // failed or not, it is over
+        if (!capture_info(stream).captured) { // the capture is over, whether or not it failed
             close_capture(stream);
         }
         check_cuda("cudaStreamEndCapture", error);
@@ -536,7 +536,7 @@ private:
         }
     }
 
-    // A capture that began elsewhere is CUDA's to judge.
+    // Throws unless the stream began its capture. CUDA decides for a capture that began elsewhere.
     void must_be_origin(Stream &stream) {
         const CaptureInfo info = capture_info(stream);
         const std::lock_guard<std::mutex> lock(captures_mutex_);
@@ -556,14 +556,14 @@ private:
         }
     }
 
-    // Whether the memory is of cudaMallocAsync; forgets it.
+    // Whether the memory came from cudaMallocAsync; forgets it.
     bool take_pooled(void *ptr) {
         const std::lock_guard<std::mutex> lock(pooled_mutex_);
         return pooled_.erase(ptr) != 0;
     }
 
-    // Once for each device: memory freed in stream order stays in the pool. By default it would return to the system at
-    // each synchronization, and be allocated again. The driver still reclaims it where memory runs out.
+    // Makes a device's pool keep memory that is freed in stream order; called once per device. By default CUDA would
+    // return it to the system at each synchronization. The driver still reclaims it if memory runs out.
     void keep_freed_memory(int device_id) {
         const std::lock_guard<std::mutex> lock(pooled_mutex_);
         if (keeping_.count(device_id) == 0) {
@@ -576,11 +576,11 @@ private:
     }
 
     std::mutex captures_mutex_;
-    std::map<unsigned long long, std::shared_ptr<Capture>> captures_; // those that began here and have not ended
+    std::map<unsigned long long, std::shared_ptr<Capture>> captures_; // captures that began here and have not ended
 
     std::mutex pooled_mutex_;
-    std::set<void *> pooled_; // memory of cudaMallocAsync
-    std::set<int> keeping_;   // devices with a pool that keeps freed memory
+    std::set<void *> pooled_; // memory from cudaMallocAsync
+    std::set<int> keeping_;   // devices whose pool keeps freed memory
 };
 
 const Registered<CudaBackend> registered{INFINI_DEVICE_NVIDIA};
