@@ -1,4 +1,4 @@
-// The functions of infiniccl.h: each checks its arguments, turns handles into communicators, and calls the backend of
+// The functions of infiniccl.h. Each checks its arguments, turns handles into communicators, and calls the backend of
 // the device type.
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,8 @@ namespace infini::ccl {
 
 namespace {
 
-Backend *backends[INFINI_DEVICE_TYPE_COUNT]; // zero before any constructor runs, so that the order of sources is free
+// Zero-initialized before any constructor runs, so sources may be linked in any order.
+Backend *backends[INFINI_DEVICE_TYPE_COUNT];
 
 // Never destroyed: threads may still run while the process exits.
 HandleTable<Communicator> &communicators = *new HandleTable<Communicator>;
@@ -24,7 +25,7 @@ template <typename... Parts>
     throw Error(status, message(function, ": ", parts...));
 }
 
-// The number of an enum from C, which may be out of range.
+// An enum's value as a number. C callers may pass a value out of range.
 template <typename Enum> int number_of(const Enum &value) {
     return static_cast<int>(value);
 }
@@ -40,7 +41,7 @@ Backend &backend_of(const char *function, infiniDevice_t type) {
     return *backend;
 }
 
-// The CPU is one device, whose ranks callers number as they do GPUs: any id is that device.
+// Callers number CPU ranks like GPUs, so any device id of the CPU means its one device.
 void check_device(const char *function, infiniDevice_t type, int device_id) {
     if (type == INFINI_DEVICE_CPU) {
         if (device_id < 0) {
@@ -101,7 +102,7 @@ bool is_floating(infiniDtype_t dtype) {
     return is_half(dtype) || dtype == INFINI_DTYPE_F32 || dtype == INFINI_DTYPE_F64;
 }
 
-// Real numbers, integers and bools, as wide as there is arithmetic for.
+// Whether the dtype can be reduced: real numbers, integers up to 64 bits, and bools.
 bool can_reduce(infiniDtype_t dtype) {
     return is_floating(dtype) || (dtype >= INFINI_DTYPE_BYTE && dtype <= INFINI_DTYPE_U64);
 }
@@ -136,7 +137,7 @@ void check_elements(const Call &call, int ranks) {
     }
 }
 
-// The root, or the other rank.
+// Checks the root, or the other rank.
 void check_peer(const Call &call, int rank, int ranks) {
     const bool between_two = call.kind == Kind::send || call.kind == Kind::recv;
     if (call.peer < 0 || call.peer >= ranks) {
@@ -163,7 +164,7 @@ void check_buffers(const Call &call, int rank, int ranks) {
     if (!sends || !receives) {
         return;
     }
-    // In place, the smaller buffer is this rank's share of the larger one.
+    // In place, the smaller buffer must be this rank's share of the larger one.
     const size_t share = call.count * size_of(call.dtype), all = share * static_cast<size_t>(ranks);
     const size_t own = share * static_cast<size_t>(rank);
     const bool gathers = call.kind == Kind::all_gather, scatters = call.kind == Kind::reduce_scatter;

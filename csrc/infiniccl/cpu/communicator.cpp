@@ -1,14 +1,14 @@
 // Collectives between ranks that share memory.
 //
-// The ranks go in steps, numbered alike on all of them. In step s a rank
+// The ranks proceed in steps, which have the same numbers on all ranks. In step s a rank
 //   1. waits until all ranks have posted s - 1,
 //   2. writes what the others need into its slot s % 2, and posts s,
 //   3. waits until the ranks that it reads from have posted s, and reads their slots.
-// Posting s means that the rank's slot is written and that it has read all earlier steps. Hence the slot that a rank
-// writes in step s, which others read in s - 2, is free; and a step costs one flag each way.
+// Posting s means: the rank's slot is written, and the rank has read the slots of all earlier steps. So the slot that a
+// rank writes in step s, which others read in step s - 2, is free, and a step costs one flag in each direction.
 //
-// A reduction always goes over the ranks in order, element by element: its bits do not depend on the algorithm or on
-// the rank that computes them.
+// A reduction combines the ranks in order, element by element: its bits depend neither on the algorithm nor on the rank
+// that computes it.
 #include <sched.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -34,28 +34,28 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Up to this many bytes every rank reduces the whole message by itself, in one step. Above, each reduces its part and
-// shares the result: two steps, but less work.
+// Up to this many bytes every rank reduces the whole message by itself, in one step. Above, each rank reduces a part
+// and shares the result: two steps, but less work.
 constexpr size_t kOneShotBytes = 64 * 1024;
 
-// A wait first spins, then yields to other threads, then sleeps. The spin count adapts: it doubles after a spin that
-// succeeded and halves after one that did not, because the other rank may need this core. (Two ranks on one core, an
-// 8-byte all-reduce: 7 us where waits hardly spin, 100 where they do.)
-constexpr int kMinSpins = 16, kMaxSpins = 2048; // a pause each, up to 50 us
+// A wait first spins, then yields to other threads, then sleeps. The spin count adapts: it doubles after a successful
+// spin and halves after a failed one, because the other rank may need this core. (Two ranks on one core, an 8-byte
+// all-reduce: 7 us with a minimal spin count, 100 us with a high one.)
+constexpr int kMinSpins = 16, kMaxSpins = 2048; // in pause instructions; the maximum takes up to 50 us
 constexpr auto kYields = std::chrono::milliseconds(2);
-constexpr int kSleepShare = 16; // a sleep lasts a sixteenth of the wait so far, which bounds its delay
+constexpr int kSleepShare = 16; // a sleep lasts a sixteenth of the wait so far, which bounds the added delay
 constexpr auto kLongestSleep = std::chrono::milliseconds(10);
-constexpr auto kLookInterval = std::chrono::milliseconds(20); // between two looks whether a rank is alive
+constexpr auto kLookInterval = std::chrono::milliseconds(20); // between two checks whether a rank is alive
 
 void relax() {
 #if defined(__x86_64__)
     _mm_pause();
 #elif defined(__aarch64__)
-    asm volatile("isb"); // waits for some ten cycles, unlike yield, which most cores ignore
+    asm volatile("isb"); // takes about ten cycles; most cores ignore yield
 #endif
 }
 
-// ---- a call's signature, which other ranks compare, and its description ----
+// ---- a call's signature, which ranks compare, and its description ----
 
 Signature signature_of(const Call &call) {
     return {call.count, call.kind, static_cast<uint8_t>(call.dtype), static_cast<uint8_t>(call.op),
@@ -87,12 +87,12 @@ public:
 
     ~CpuCommunicator() override {
         Member &member = segment_->member(rank);
-        if (joined_ && member.pid == getpid()) { // not in a child of fork(): the parent is still a rank
+        if (joined_ && member.pid == getpid()) { // not in a child of fork(): the parent is still the rank
             member.presence.store(kLeft, std::memory_order_release);
         }
     }
 
-    // Registers this rank, visible to the others. Returns whether it was the last one.
+    // Registers this rank and makes it visible to the others. Returns whether it was the last one.
     bool join(const char *function) {
         Member &member = segment_->member(rank);
         int32_t absent = kAbsent;
@@ -122,7 +122,7 @@ private:
     static constexpr Call kInit{"infinicclCommInitRank", Kind::init,    nullptr, nullptr, 0,
                                 INFINI_DTYPE_INVALID,    INFINICCL_SUM, 0};
 
-    // This rank's ends of its channels with one other.
+    // This rank's ends of its channels with one other rank.
     struct Ends {
         std::mutex sending, receiving;
         uint64_t sent = 0, received = 0;
@@ -158,7 +158,7 @@ private:
         }
         const std::lock_guard<std::mutex> lock(steps_);
         throw_if_failed(call);
-        if (ranks == 1) { // every collective is this copy; a reduction of one rank has nothing to round
+        if (ranks == 1) { // with one rank every collective is this copy; there is nothing to round
             return copy(static_cast<char *>(call.recv), static_cast<const char *>(call.send),
                         call.count * size_of(call.dtype));
         }
@@ -194,7 +194,7 @@ private:
         mine.posted.store(step_, std::memory_order_release);
     }
 
-    // Waits until a rank has posted this rank's last step; `call` is for messages.
+    // Waits until rank `other` has posted this rank's latest step; `call` is for messages.
     void wait_for(int other, const Call &call) {
         const Progress &theirs = segment_->progress(other);
         wait(other, theirs.posted, step_, call);
@@ -218,7 +218,7 @@ private:
 
     // ---- collectives ----
 
-    // Calls body(first element, elements) for each chunk of at most `most` elements, but at least once.
+    // Calls body(first element, elements) for each chunk of at most `most` elements, at least once.
     template <typename Body> static void for_each_chunk(size_t count, size_t most, const Body &body) {
         size_t begin = 0;
         do {
@@ -228,15 +228,15 @@ private:
         } while (begin < count);
     }
 
-    // Data is always copied into shared memory, never computed there: ordinary stores to lines that another core has
-    // read stall one by one (8 to 35 GB/s on two Zen 5 cores), memcpy's string moves do not (42 to 100).
+    // Data is always copied into shared memory, never computed there. Ordinary stores to lines that another core has
+    // read stall one by one (8 to 35 GB/s on two Zen 5 cores); memcpy's string moves do not (42 to 100 GB/s).
     static void copy(char *to, const char *from, size_t bytes) {
         if (bytes > 0 && to != from) {
             std::memcpy(to, from, bytes);
         }
     }
 
-    // out[i] = the reduction of `mine` and of the others' slots from `offset` bytes on.
+    // out[i] = the reduction of `mine` and of the other ranks' slots, which are read from byte `offset` on.
     void reduce_slots(const Call &call, char *out, const char *mine, size_t offset, size_t count) const {
         const void *in[kMaxRanks];
         for (int other = 0; other < ranks; ++other) {
@@ -254,8 +254,8 @@ private:
         reduce_slots(call, static_cast<char *>(call.recv), from, 0, call.count);
     }
 
-    // Part j of a chunk is reduced by rank j: at j * part_bytes() in the slots for any chunk size. While the ranks
-    // reduce one chunk they share the results of the one before.
+    // Rank j reduces part j of a chunk, which lies at j * part_bytes() in the slots for any chunk size. While the ranks
+    // reduce one chunk, they share the results of the previous one.
     void all_reduce(const Call &call) {
         const size_t bytes = size_of(call.dtype), n = static_cast<size_t>(ranks), me = static_cast<size_t>(rank);
         const size_t pitch = segment_->part_bytes(), line = 64 / bytes, most = pitch / bytes * n;
@@ -415,10 +415,11 @@ private:
             const Clock::duration waited = Clock::now() - start;
             if (waited >= next_look) {
                 next_look = waited + kLookInterval;
-                // Ranks that are not waited for may have posted all that is needed, except while joining.
+                // While joining, check all ranks; later only the awaited one: others may have posted all that is needed
+                // and ended.
                 for (int any = 0; any < ranks; ++any) {
                     const char *const gone = any == other || call.kind == Kind::init ? why_gone(any) : nullptr;
-                    if (gone != nullptr && !there()) { // its last post still counts
+                    if (gone != nullptr && !there()) { // a post made just before its end still counts
                         fail_and_throw(call, INFINI_STATUS_INTERNAL_ERROR, message(name_of(any), gone));
                     }
                 }
@@ -439,7 +440,7 @@ private:
         }
     }
 
-    // nullptr: the rank may still come.
+    // Returns nullptr if the rank may still come.
     const char *why_gone(int other) const {
         const Member &member = segment_->member(other);
         const int32_t presence = member.presence.load(std::memory_order_acquire);
@@ -449,7 +450,7 @@ private:
         return presence == kPresent && !is_alive(member) ? " has ended" : nullptr;
     }
 
-    // The rank's description: with its process, unless all ranks that have joined are of one process.
+    // The rank's description, with its process id unless all ranks that have joined are in one process.
     std::string name_of(int which) const {
         const auto pid_of = [&](int other) {
             const Member &member = segment_->member(other);
@@ -480,7 +481,7 @@ private:
                                " on ", name_of(their_rank)));
     }
 
-    // The first failure is reported by all ranks.
+    // Records the failure. All ranks report the first one.
     void fail(infiniStatus_t status, const std::string &sentence) {
         int32_t sound = kSound;
         if (header_.failed.compare_exchange_strong(sound, kFailing)) {
@@ -493,7 +494,7 @@ private:
     [[noreturn]] void fail_and_throw(const Call &call, infiniStatus_t status, const std::string &sentence) {
         fail(status, sentence);
         throw_if_failed(call);
-        throw Error(status, message(call.function, ": ", sentence)); // not reached: it has failed
+        throw Error(status, message(call.function, ": ", sentence)); // not reached: the check has thrown
     }
 
     void throw_if_failed(const Call &call) const {
@@ -501,7 +502,8 @@ private:
         if (failed == kSound) {
             return;
         }
-        for (int i = 0; failed == kFailing && i < 100; ++i) { // a few instructions, unless that rank ended in them
+        // The other rank needs a few instructions, unless it ended in between.
+        for (int i = 0; failed == kFailing && i < 100; ++i) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
             failed = header_.failed.load(std::memory_order_acquire);
         }
@@ -517,9 +519,9 @@ private:
     std::atomic<int> spins_{kMaxSpins};
     bool joined_ = false;
 
-    std::mutex steps_;                       // held by the collective that is under way
-    uint64_t step_ = 1, all_posted_ = 1;     // 1: having joined
-    const std::unique_ptr<Ends[]> channels_; // by the other rank
+    std::mutex steps_;                       // held by the running collective
+    uint64_t step_ = 1, all_posted_ = 1;     // 1: the rank has joined
+    const std::unique_ptr<Ends[]> channels_; // indexed by the other rank
 };
 
 // ---- the backend ----
@@ -544,7 +546,7 @@ void check_ranks(const char *function, const char *argument, int ranks) {
     }
 }
 
-// Rank 0's file, which may come later than this rank.
+// Finds rank 0's file, which may appear after this rank.
 std::shared_ptr<Segment> find_segment(const char *function, const std::string &path, int ranks, int64_t timeout_ms) {
     const Clock::time_point end = Clock::now() + std::chrono::milliseconds(timeout_ms);
     for (;;) {
@@ -592,7 +594,7 @@ public:
                                             int64_t timeout_ms) override {
         constexpr const char *function = "infinicclCommInitRank";
         check_ranks(function, "nranks", ranks);
-        checks_calls(function); // only rank 0's setting is used, but every rank reports an invalid one
+        checks_calls(function); // only rank 0's setting takes effect, but every rank reports an invalid one
         const std::string path = path_of(function, id);
         const std::shared_ptr<Segment> segment =
             rank == 0 ? Segment::create(function, path, ranks) : find_segment(function, path, ranks, timeout_ms);
@@ -600,7 +602,7 @@ public:
         const bool is_last = communicator->join(function);
         if (is_last) {
             unlink(path.c_str());
-            return communicator; // it does not have to wait
+            return communicator; // the last rank need not wait
         }
         try {
             communicator->wait_for_all_to_join();

@@ -1,5 +1,5 @@
 // The arithmetic of the reductions: out[i] = in[0][i] op in[1][i] op ..., from left to right, for dense arrays of any
-// alignment, of any dtype that infiniccl.cpp accepts. Half types are computed in float and rounded once. infiniccl.h
+// alignment and any dtype that infiniccl.cpp accepts. Half types are computed in float and rounded once. infiniccl.h
 // defines each op.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace infini::ccl {
 
 struct Reduction {
     void *out = nullptr;
-    const void *const *in = nullptr; // one array a rank; any may be `out` itself
+    const void *const *in = nullptr; // one array per rank; any of them may be `out` itself
     int inputs = 0;                  // at least 1
     int64_t count = 0;
     infiniDtype_t dtype = INFINI_DTYPE_INVALID;

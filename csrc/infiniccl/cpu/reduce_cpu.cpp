@@ -1,5 +1,5 @@
-// The CPU kernel of the reductions: one pass over all inputs, a vector at a time.
-// Limit: the bandwidth of memory, or of the caches that hold the slots.
+// The CPU kernel of the reductions: one pass over all inputs, a vector at a time. Limit: the bandwidth of memory, or of
+// the caches that hold the slots.
 #include "reduce.h"
 #include "vec.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 using ccl::Reduction;
 
-// A vector of T's compute type: T itself, or float for the half types. n: the first n elements only.
+// A vector of T's compute type (T itself, or float for half types), or its first n elements.
 template <typename T> struct Lanes {
     typedef T Vector __attribute__((vector_size(kLanes * 4)));
     static constexpr int64_t kCount = kLanes * 4 / sizeof(T);
@@ -45,7 +45,7 @@ struct Prod : Sum {
     template <typename V> static V of(V a, V b) { return a * b; }
 };
 
-// A NaN on either side is the result.
+// If either side is NaN, the result is NaN.
 struct Max : Sum {
     template <typename V> static V of(V a, V b) { return ((a > b) | (a != a)) ? a : b; }
 };
@@ -59,7 +59,7 @@ struct Avg : Sum {
     template <typename V> static V last(V a, int inputs) { return a / static_cast<double>(inputs); }
 };
 
-// kInputs 0: as many as there are.
+// kInputs: the number of inputs if known at compile time; 0: r.inputs.
 template <typename T, typename Op, int kInputs> void reduce_lines(const Reduction &r) {
     using L = Lanes<T>;
     const int inputs = kInputs > 0 ? kInputs : r.inputs;
@@ -100,7 +100,7 @@ template <typename T> void reduce_floats(const Reduction &r) {
     }
 }
 
-// Sums and products of signed integers are those of the unsigned ones, where wrapping around is defined.
+// Signed integers are added and multiplied as unsigned ones, whose overflow is defined: it wraps around.
 template <typename T, typename Unsigned> void reduce_integers(const Reduction &r) {
     switch (r.op) {
     case INFINICCL_SUM:

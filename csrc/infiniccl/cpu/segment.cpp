@@ -29,7 +29,7 @@ constexpr size_t rounded_up(size_t value, size_t to) {
     throw Error(INFINI_STATUS_INTERNAL_ERROR, message(function, ": ", what, ": ", std::strerror(error)));
 }
 
-// Field 22 of /proc/<pid>/stat, or 0; *ended: the process does not exist any more, or is a zombie.
+// Field 22 of /proc/<pid>/stat (the start time), or 0. Sets *ended if the process does not exist or is a zombie.
 uint64_t start_of(int pid, bool *ended) {
     *ended = false;
     const int file = ::open(message("/proc/", pid, "/stat").c_str(), O_RDONLY | O_CLOEXEC);
@@ -41,11 +41,11 @@ uint64_t start_of(int pid, bool *ended) {
     const ssize_t size = read(file, text, sizeof text - 1);
     close(file);
     if (size <= 0) {
-        *ended = true; // it ended between the two calls
+        *ended = true; // the process ended between the two calls
         return 0;
     }
     text[size] = 0;
-    const char *at = std::strrchr(text, ')'); // the name before it may hold anything
+    const char *at = std::strrchr(text, ')'); // the process name before it may hold any character
     if (at == nullptr) {
         return 0;
     }
@@ -56,7 +56,7 @@ uint64_t start_of(int pid, bool *ended) {
     return at == nullptr ? 0 : std::strtoull(at, nullptr, 10);
 }
 
-// Removes files of communicators with all ranks killed while they joined: those that no process has locked.
+// Removes files that no process has locked: the ranks of those communicators were all killed while they joined.
 void sweep(const std::string &folder) {
     DIR *const entries = opendir(folder.c_str());
     if (entries == nullptr) {
@@ -110,11 +110,11 @@ void Segment::map(const char *function) {
     }
     memory_ = static_cast<char *>(mapped);
 #ifdef MADV_POPULATE_WRITE
-    madvise(memory_, base_bytes_, MADV_POPULATE_WRITE); // or the first calls would fault page by page
+    madvise(memory_, base_bytes_, MADV_POPULATE_WRITE); // otherwise the first calls would fault page by page
 #endif
 }
 
-// Accessing a page of the file without memory for it is a SIGBUS: so every page is allocated first.
+// Accessing a page of the file that has no memory raises SIGBUS, so all pages are allocated first.
 void Segment::reserve(const char *function, size_t begin, size_t bytes) const {
     int error;
     do {
@@ -153,8 +153,8 @@ std::shared_ptr<Segment> Segment::anonymous(const char *function, int ranks) {
     return make(function, memfd_create("infiniccl", MFD_CLOEXEC), ranks);
 }
 
-// The file gets its name when it is complete, so a rank that can open it can use it. Every rank holds a lock on it,
-// which ends with its process.
+// The file gets its name when it is complete, so a rank that can open it can use it. Every rank holds a lock on it; the
+// lock ends with the rank's process.
 std::shared_ptr<Segment> Segment::create(const char *function, const std::string &path, int ranks) {
     const std::string folder = path.substr(0, path.rfind('/'));
     sweep(folder);

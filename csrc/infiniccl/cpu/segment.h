@@ -1,5 +1,5 @@
-// The memory that the ranks of one communicator share, with their identities. It is a file: an anonymous one for ranks
-// of one process, else one in /dev/shm, under a unique name that is removed when all ranks have mapped it. From then on
+// The memory that the ranks of one communicator share, with the ranks' identities. It is a file: anonymous for ranks of
+// one process, else in /dev/shm under a unique name, which is removed once all ranks have mapped the file. From then on
 // nothing has to be cleaned up, however the ranks end.
 //
 //   Header                       the number of ranks, and the reason of a failure
@@ -20,12 +20,12 @@
 
 namespace infini::ccl {
 
-constexpr char kNamePrefix[] = "infiniccl-"; // of the file
+constexpr char kNamePrefix[] = "infiniccl-"; // of the file name
 constexpr int kMaxRanks = 64;
-constexpr size_t kSlotBytes = 512 * 1024;        // of a rank's slot: what moves at a time
+constexpr size_t kSlotBytes = 512 * 1024;        // of a rank's slot: the most data moved in a step
 constexpr size_t kChannelSlotBytes = 128 * 1024; // of a channel's slot
 
-// A rank's call, as the others compare it.
+// The description of a rank's call that other ranks compare with theirs.
 struct Signature {
     uint64_t count = 0;
     Kind kind = Kind::init;
@@ -42,9 +42,9 @@ enum Failed : int { kSound, kFailing, kFailed };
 
 struct alignas(128) Header {
     int32_t ranks;
-    uint32_t checked;            // INFINI_CCL_CHECK of rank 0
-    std::atomic<int32_t> mapped; // how many ranks have mapped it
-    std::atomic<int32_t> failed; // a Failed; what follows is written once, before it becomes kFailed
+    uint32_t checked;            // rank 0's INFINI_CCL_CHECK
+    std::atomic<int32_t> mapped; // how many ranks have mapped the file
+    std::atomic<int32_t> failed; // a Failed; the fields below are written once, before it becomes kFailed
     infiniStatus_t status;
     char sentence[1024];
 };
@@ -54,32 +54,32 @@ enum Presence : int32_t { kAbsent, kClaimed, kPresent, kLeft };
 struct alignas(128) Member {
     std::atomic<int32_t> presence;
     int32_t pid;
-    uint64_t started;       // when, in the kernel's ticks: a process id may be reused
-    uint64_t pid_namespace; // processes of another one cannot be looked up
+    uint64_t started;       // start time in the kernel's ticks, because a process id may be reused
+    uint64_t pid_namespace; // processes of another namespace cannot be looked up
 };
 
-// Written by its rank alone; one cache line, so that flag and signature move in one transfer. Lines are fetched in
-// pairs: hence 128 bytes.
+// Written by its rank only. On one cache line, so that flag and signature move in one transfer; 128 bytes, because
+// lines are fetched in pairs.
 struct alignas(128) Progress {
-    std::atomic<uint64_t> posted; // steps; see Ranks in communicator.cpp
-    Signature signatures[2];      // of the step before and this one, by the step's lowest bit
+    std::atomic<uint64_t> posted; // steps; see the comment at the top of communicator.cpp
+    Signature signatures[2];      // of the previous and of this step, indexed by the step's lowest bit
 };
 
 struct alignas(128) Channel {
-    std::atomic<uint64_t> sent;                  // slots filled, by the sender
+    std::atomic<uint64_t> sent;                  // slots filled; written by the sender
     Signature signatures[2];                     // of the message in each slot
-    alignas(128) std::atomic<uint64_t> received; // slots emptied, by the receiver
+    alignas(128) std::atomic<uint64_t> received; // slots emptied; written by the receiver
 };
 
-// Whether INFINI_CCL_CHECK asks that calls are compared before each collective; an error for other values than 0 and 1.
+// Whether INFINI_CCL_CHECK is 1: calls are compared before each collective. Throws for values other than 0 and 1.
 bool checks_calls(const char *function);
 
 class Segment {
 public:
-    // For ranks of this process. Throws an Error in the name of `function`, as do those below.
+    // For ranks of this process. Throws an Error that names `function`, as the functions below do.
     static std::shared_ptr<Segment> anonymous(const char *function, int ranks);
-    // Rank 0 makes the file (and removes those of ranks that were all killed while they met), the others open it;
-    // nullptr: it is not there (yet).
+    // Rank 0 creates the file (and removes those whose ranks were all killed while they joined); the others open it.
+    // open returns nullptr if there is no file (yet).
     static std::shared_ptr<Segment> create(const char *function, const std::string &path, int ranks);
     static std::shared_ptr<Segment> open(const char *function, const std::string &path, int ranks);
 
@@ -103,10 +103,10 @@ public:
         return at<char>(channel_data(from, to)) + static_cast<size_t>(parity) * kChannelSlotBytes;
     }
 
-    // What a rank computes of a slot in a two-phase reduction, at most.
+    // The most bytes of a slot that one rank reduces in a two-phase reduction.
     size_t part_bytes() const { return part_bytes_; }
 
-    // Before the first message of a channel: gives it its memory, or throws.
+    // Allocates a channel's memory before its first message; throws on failure.
     void reserve_channel(const char *function, int from, int to) const;
 
 private:
@@ -126,10 +126,10 @@ private:
 
 // ---- processes ----
 
-// Fills in the calling process.
+// Fills in the calling process's identity.
 void describe_self(Member &member);
 
-// False: that process has certainly ended.
+// Returns false only if the process has certainly ended.
 bool is_alive(const Member &member);
 
 } // namespace infini::ccl

@@ -1,4 +1,4 @@
-// Communicators of NVIDIA devices, by NCCL. It is loaded at the first use, so that all else works without it.
+// Communicators of NVIDIA devices, by NCCL, which is loaded at the first use: everything else works without it.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace infini::ccl {
 
 namespace {
 
-// Throws where the library is not there; then the next call looks again.
+// Throws if the library is missing; the next call then looks again.
 const nccl::Functions &functions() {
     static const nccl::Functions loaded = [] {
         const char *given = std::getenv("INFINI_NCCL_LIBRARY");
@@ -48,7 +48,7 @@ void check_nccl(const char *function, nccl::Result result) {
     }
 }
 
-// Calls body(native stream) with the device current to CUDA; a NULL stream is done on return.
+// Calls body(native stream) while the device is CUDA's current one. With a NULL stream the work is done on return.
 template <typename Body> void on_device(int device_id, infinirtStream_t stream, const Body &body) {
     const auto enqueue = [](void *native, void *data) {
         return guarded([&] { (*static_cast<const Body *>(data))(native); });
@@ -60,8 +60,8 @@ template <typename Body> void on_device(int device_id, infinirtStream_t stream, 
     }
 }
 
-// A call's elements as NCCL's. NCCL lacks some of our dtypes: data that is only moved is sent as bytes, and bools are
-// reduced by MAX ("any") and MIN ("all").
+// The dtype, count and op that a call passes to NCCL, which lacks some of our dtypes: data that is only moved is sent
+// as bytes, and bools are reduced by MAX ("any") and MIN ("all").
 struct Elements {
     nccl::DataType dtype;
     size_t count;
@@ -165,7 +165,7 @@ private:
         }
     }
 
-    std::atomic<nccl::Comm> comm_; // nullptr: aborted, which frees it
+    std::atomic<nccl::Comm> comm_; // nullptr: aborted, which has freed it
 };
 
 class NcclBackend : public Backend {

@@ -1,5 +1,5 @@
-// The part of NCCL that is used here: its functions, looked up in the library at the first use, and the values of its
-// enums, which are its ABI (https://docs.nvidia.com/deeplearning/nccl). No header of NCCL is needed to build.
+// The part of NCCL that is used here: its functions, looked up in the library at the first use, and its enum values,
+// which are its ABI (https://docs.nvidia.com/deeplearning/nccl). No NCCL header is needed to build.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ constexpr RedOp kMax = 2, kMin = 3;
 static_assert(INFINICCL_SUM == 0 && INFINICCL_PROD == 1 && INFINICCL_MAX == kMax && INFINICCL_MIN == kMin &&
               INFINICCL_AVG == 4);
 
-using UniqueId = infinicclUniqueId_t; // 128 bytes as well; goes by value
+using UniqueId = infinicclUniqueId_t; // 128 bytes too; passed by value
 using Comm = void *;
 using Stream = void *; // cudaStream_t
 
