@@ -1,6 +1,6 @@
 // The C ABI of an op, derived from its Args, its check and its run. A file <op>_c.cpp names these once (COp) and maps
-// descriptors and addresses to views; handles, lifetimes, workspaces, streams, NULL and errors are handled here, alike
-// for all ops.
+// descriptors and addresses to views. This header handles handles, lifetimes, workspaces, streams, NULL and errors in
+// the same way for all ops.
 #pragma once
 
 #include <memory>
@@ -13,9 +13,9 @@
 
 namespace infini::c_api {
 
-// An operator descriptor. The public struct comes first: its address is the caller's handle.
+// An operator descriptor. The public struct is its base, so that its address is the caller's handle.
 struct Descriptor : InfiniopDescriptor {
-    const void *op = nullptr; // the COp that made it
+    const void *op = nullptr; // the COp that created it
     const char *name = "";    // and that op's name, "RMSNorm"
     size_t workspace_size = 0;
 };
@@ -24,21 +24,21 @@ template <typename Args> struct ArgsDescriptor : Descriptor {
     Args args;
 };
 
-// Look up a handle. Throw an Error, naming `function`, for a pointer that is NULL or not the handle of a live object.
+// Look up a handle. Throw an Error that names `function` if the pointer is NULL or not the handle of a live object.
 InfiniopHandle checked_handle(const Function &function, infiniopHandle_t handle);
 TensorView checked_view(const Function &function, const char *argument, infiniopTensorDescriptor_t desc);
 std::shared_ptr<Descriptor> checked_descriptor(const Function &function, const void *desc);
 
 HandleTable<Descriptor> &descriptors();
 
-// The argument of COp::create's `fill`: the views of tensor descriptors.
+// The argument of COp::create's `fill`: returns the views of tensor descriptors.
 class Tensors {
 public:
     Tensors(const Function &function, const ExecutionContext &context) : function_(function), context_(context) {}
     TensorView operator()(const char *argument, infiniopTensorDescriptor_t desc) const {
         return checked_view(function_, argument, desc);
     }
-    // NULL gives an absent view, of dtype INFINI_DTYPE_INVALID.
+    // Returns an absent view, of dtype INFINI_DTYPE_INVALID, for NULL.
     TensorView optional(const char *argument, infiniopTensorDescriptor_t desc) const {
         return desc == nullptr ? TensorView{} : checked_view(function_, argument, desc);
     }
@@ -54,7 +54,7 @@ private:
 class Memory {
 public:
     explicit Memory(const Function &function) : function_(function) {}
-    // NULL is refused, unless the view has no elements or is absent.
+    // Throws for NULL, unless the view has no elements or is absent.
     void operator()(TensorView &view, const char *argument, const void *data) const;
     const Function &function() const { return function_; }
 
@@ -68,7 +68,7 @@ public:
     using Workspace = size_t (*)(const ExecutionContext &, const Args &);
 
     // `name` as in infiniopCreate<name>Descriptor. kernels: the op's table, with the devices that it supports. check:
-    // all rules that do not depend on memory, for views that may have none yet. run: checks again, with the memory, and
+    // all rules that do not depend on memory, for views that may have none yet. run: checks again, with memory, and
     // computes. workspace: the bytes that run needs at args.workspace.
     constexpr COp(const char *name, const KernelDevices &kernels, void (*check)(const Args &), Run run,
                   Workspace workspace = nullptr)
@@ -152,7 +152,7 @@ private:
     template <typename A> static constexpr auto has_workspace(int) -> decltype(A::workspace, bool()) { return true; }
     template <typename A> static constexpr bool has_workspace(long) { return false; }
 
-    // The descriptor, if it is live and of this op.
+    // The descriptor; throws unless it is live and belongs to this op.
     std::shared_ptr<Descriptor> own(const Function &function, const InfiniopDescriptor *desc) const {
         std::shared_ptr<Descriptor> found = checked_descriptor(function, desc);
         if (found->op != this) {
@@ -162,7 +162,8 @@ private:
         return found;
     }
 
-    // Kernels are queued on the driver's stream, with the descriptor's device current; NULL: done on return.
+    // Queues the kernels on the driver's stream while the descriptor's device is current. With NULL they are done on
+    // return.
     void enqueue(const ExecutionContext &context, const Args &args, void *stream) const {
         struct Launch {
             const Args &args;
@@ -187,7 +188,7 @@ private:
         ExecutionContext context;
     };
 
-    // A stream of the CPU runs the whole call: at once, in stream order, or in each replay of a graph.
+    // Passes the whole call to a CPU stream, which runs it at once, in stream order, or in each replay of a graph.
     void queue(const ExecutionContext &context, const Args &args, void *stream) const {
         auto queued = std::make_unique<Queued>(Queued{args, run_, context});
         const infiniStatus_t status = infinirtStreamLaunchHostFunction(
@@ -212,7 +213,7 @@ private:
 
 } // namespace infini::c_api
 
-// The two functions that are the same for all ops; `op` is a COp.
+// Defines the two functions that are the same for all ops; `op` is a COp.
 #define INFINIOP_WORKSPACE_SIZE(Name, op)                                                                              \
     infiniStatus_t infiniopGet##Name##WorkspaceSize(infiniop##Name##Descriptor_t desc, size_t *size) {                 \
         return (op).workspace_size(desc, size);                                                                        \

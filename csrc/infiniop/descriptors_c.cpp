@@ -1,5 +1,5 @@
-// Handles and descriptors of the C ABI: creation, lookup and destruction.
-// The registries are never destroyed: other threads may still call at exit.
+// Handles and descriptors of the C ABI: creation, lookup and destruction. The registries are never destroyed, because
+// other threads may still call at exit.
 #include <cstdint>
 
 #include "c_api.h"
@@ -40,7 +40,7 @@ std::shared_ptr<Value> checked(HandleTable<Value> &table, const Function &functi
     return value;
 }
 
-// a * b, or -1 where that does not fit; both at least 0.
+// a * b, or -1 if the product overflows; a and b are at least 0.
 int64_t product(int64_t a, int64_t b) {
     int64_t result;
     return a < 0 || b < 0 || __builtin_mul_overflow(a, b, &result) ? -1 : result;
@@ -63,7 +63,7 @@ TensorView described(size_t ndim, const size_t *shape, const ptrdiff_t *strides,
     }
     view.dtype = dtype;
     view.ndim = static_cast<int>(ndim);
-    // All later products of dimensions must not overflow, also where one of them is 0.
+    // No later product of dimensions may overflow, even if one dimension is 0.
     int64_t elements = static_cast<int64_t>(size_of(dtype));
     for (size_t dim = ndim; dim-- > 0;) {
         if (shape[dim] > INT64_MAX) {
@@ -83,7 +83,7 @@ TensorView described(size_t ndim, const size_t *shape, const ptrdiff_t *strides,
     int64_t reach = 0;
     for (size_t dim = 0; dim < ndim; ++dim) {
         const int64_t stride = view.strides[dim];
-        // One step beyond the last index, because loops add the stride once more before they stop.
+        // One stride beyond the last index counts too, because loops add the stride once more before they stop.
         const int64_t step = stride == INT64_MIN ? -1 : product(stride < 0 ? -stride : stride, view.shape[dim]);
         const int64_t bytes = product(step, static_cast<int64_t>(size_of(dtype)));
         if (bytes < 0 || __builtin_add_overflow(reach, bytes, &reach)) {

@@ -1,5 +1,5 @@
-// The CUDA kernel of causal_softmax. Limit: memory bandwidth: the visible part of a row is read, all of it written,
-// about 3 bytes for each bf16 of a square.
+// The CUDA kernel of causal_softmax. Limit: memory bandwidth. The visible part of a row is read and all of it written:
+// about 3 bytes per bf16 element of a square matrix.
 // SASS: softmax_rows: LDG.E.128 STG.E.128 MUFU.EX2
 #include "causal_softmax.h"
 #include "softmax/softmax_rows.cuh"

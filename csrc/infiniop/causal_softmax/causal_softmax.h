@@ -1,6 +1,6 @@
-// causal_softmax: softmax over the last dimension of x [..., q, k], q <= k, the queries of the last q of k tokens: row
-// i sees columns j <= k - q + i, the others become 0. Arithmetic in float, rounded once; the row's maximum is
-// subtracted.
+// causal_softmax: softmax over the last dimension of x [..., q, k], q <= k, whose rows are the queries of the last q of
+// k tokens: row i sees columns j <= k - q + i; the other columns become 0. Computed in float, rounded once; the row's
+// maximum is subtracted first.
 #pragma once
 
 #include "cpu_capability.h"
@@ -10,14 +10,14 @@
 namespace infini::causal_softmax {
 
 struct Args {
-    TensorView y; // the shape and dtype of x; may be x itself
+    TensorView y; // the shape and dtype of x; may alias x
     TensorView x; // [..., q, k]
 };
 
 // Checks the arguments against the rules above.
 void check(const Args &args);
 
-// Checks them, then computes y.
+// Checks the arguments, then computes y.
 void run(const ExecutionContext &context, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

@@ -1,6 +1,6 @@
-// The CPU kernel of causal_softmax: one row at a time, in three passes over what the row sees: the maximum, the
-// exponentials and their sum, the scaling. Limit: arithmetic, 0.2 to 0.3 ns for each element seen (Zen 5, AVX-512),
-// most of it the exponential; a copy of as many elements takes a fifth to a half of that.
+// The CPU kernel of causal_softmax: one row at a time, in three passes over its visible columns: the maximum, the
+// exponentials and their sum, the scaling. Limit: arithmetic, mostly the exponential: 0.2 to 0.3 ns per visible element
+// (Zen 5, AVX-512); a copy of as many elements takes a fifth to a half of that.
 #include "causal_softmax.h"
 #include "dense_rows.h"
 #include "level_types.h"
@@ -15,12 +15,12 @@ public:
     Triangle(int64_t q, int64_t k, int64_t rows) : q_(q), hidden_(k - q), rows_(rows) {}
 
     int64_t seen(int64_t row) const { return hidden_ + 1 + row % q_; }
-    // The columns that all rows before this one see.
+    // The number of columns that all rows before this one see.
     int64_t before(int64_t row) const {
         const int64_t i = row % q_;
         return row / q_ * sum_of(q_) + sum_of(i);
     }
-    // The first row before which at least `columns` are seen.
+    // The first row for which before() is at least `columns`.
     int64_t row_at(int64_t columns) const {
         int64_t low = 0, high = rows_;
         while (low < high) {

@@ -1,4 +1,4 @@
-// The rules of conv, and on the CPU its product, tile by tile, by gemm.
+// The rules of conv, and its CPU product, computed tile by tile by gemm.
 #include "conv.h"
 
 #include "check.h"
@@ -13,14 +13,14 @@ namespace {
 
 constexpr Checker kRule("conv");
 
-// The bytes of the tile that gemm reads: it should stay in the L2 cache, together with gemm's packed panels.
+// The bytes of the im2col tile that gemm reads. It should stay in the L2 cache, together with gemm's packed panels.
 constexpr int64_t kTileBytes = 512 * 1024;
-constexpr int64_t kMinColumns = 256; // so that gemm has a wide product
+constexpr int64_t kMinColumns = 256; // so that gemm gets a wide product
 
-// Parameters and kernel sizes below this keep every position within int64.
+// Parameters and kernel sizes below this limit keep every position within int64.
 constexpr int64_t kLargest = int64_t{1} << 31;
 
-// Cin * kernel: the number of products in an element of y.
+// Cin * kernel size: the number of products per element of y.
 int64_t depth(const Args &args) {
     int64_t product = 1;
     for (int dim = 1; dim < args.w.ndim; ++dim) {
@@ -29,7 +29,7 @@ int64_t depth(const Args &args) {
     return product;
 }
 
-// Output positions of an image.
+// The number of output positions per image.
 int64_t positions(const Args &args) {
     int64_t product = 1;
     for (int dim = 2; dim < args.y.ndim; ++dim) {
@@ -65,7 +65,7 @@ bool is_dense(const TensorView &x, int first) {
     return holds;
 }
 
-// gemm reads w as [Cout, Cin * kernel] and writes y of an image as [Cout, positions]: in place, or through copies.
+// Whether gemm can read w as [Cout, Cin * kernel], and write an image's y as [Cout, positions], without copies.
 bool w_is_matrix(const Args &args) {
     return is_dense(args.w, 1);
 }
@@ -94,7 +94,7 @@ TensorView contiguous(const TensorView &like, void *data) {
     return view;
 }
 
-// y, where w and y are matrices.
+// Computes y from w and y that are matrices.
 void multiply(const ExecutionContext &context, const Args &args) {
     const int64_t k = depth(args), all = positions(args), wide = tile_columns(args), channels = args.w.shape[0];
     const auto matrix = [&](void *data, int64_t rows, int64_t columns, int64_t row_stride) {

@@ -1,5 +1,5 @@
-// The CUDA kernel of conv: an implicit GEMM of w with the windows of x, gathered tile by tile into shared memory; so no
-// workspace, any strides, and one order of sums for all layouts and batches.
+// The CUDA kernel of conv: an implicit GEMM of w with the windows of x, gathered tile by tile into shared memory. It
+// needs no workspace, takes any strides, and has one order of sums for all layouts and batches.
 // Limit: float arithmetic outside of the tensor cores. For patch embeddings and audio towers; decode does not use it.
 #include "conv.h"
 #include "cuda/elementwise_map.cuh"
@@ -7,31 +7,31 @@
 namespace infini::conv {
 namespace {
 
-constexpr int kTile = 64;              // channels and positions of a block
-constexpr int kDepth = 32;             // products at a time
-constexpr int kPart = 4;               // a thread's channels and positions
+constexpr int kTile = 64;              // channels, and positions, per block
+constexpr int kDepth = 32;             // products per step of the loop
+constexpr int kPart = 4;               // channels, and positions, per thread
 constexpr int kAcross = kTile / kPart; // threads along the positions, and along the channels
 constexpr int kThreads = kAcross * kAcross;
-constexpr int kPitch = kTile + 4; // in shared memory; lines stay aligned to 16 bytes
+constexpr int kPitch = kTile + 4; // of a row in shared memory; keeps rows aligned to 16 bytes
 
 template <typename T> struct Convolution {
     T *y;
-    const T *x, *w, *bias;       // bias == nullptr: none
-    TensorView of_y, of_x, of_w; // shapes and strides
+    const T *x, *w, *bias;       // bias may be nullptr
+    TensorView of_y, of_x, of_w; // shapes and strides of y, x and w
     int64_t bias_stride;
     cuda::IntDivider<uint64_t> y_sizes[kMaxSpatial], w_sizes[kMaxSpatial]; // of the spatial dimensions
     int spatial;
     int64_t pads[kMaxSpatial], strides[kMaxSpatial], dilations[kMaxSpatial];
     int64_t depth;     // Cin * kernel
-    int64_t positions; // of all images
+    int64_t positions; // of all images together
     unsigned channel_tiles;
 };
 
 struct Shared {
     alignas(16) float w[kDepth][kPitch], x[kDepth][kPitch];
-    // For each position: its offset in y, and the offset and coordinates of its window in x.
+    // Per position: its offset in y, and the offset and coordinates of its window in x.
     int64_t y_at[kTile], x_at[kTile], first[kMaxSpatial][kTile];
-    // For each product: the offset of its factor in w, and the increments of a position's offset and coordinates in x.
+    // Per product: the offset of its factor in w, and what it adds to a position's offset and coordinates in x.
     int64_t w_at[kDepth], step[kDepth], steps[kMaxSpatial][kDepth];
 };
 
@@ -52,7 +52,7 @@ template <typename T> __device__ void place_position(const Convolution<T> &a, Sh
         y_at += index * a.of_y.strides[dim + 2];
         x_at += first * a.of_x.strides[dim + 2];
     }
-    s.y_at[i] = y_at + rest * a.of_y.strides[0]; // what is left is the image
+    s.y_at[i] = y_at + rest * a.of_y.strides[0]; // the rest is the image's index
     s.x_at[i] = x_at + rest * a.of_x.strides[0];
 }
 
@@ -64,7 +64,7 @@ template <typename T> __device__ void place_product(const Convolution<T> &a, Sha
         w_at += index * a.of_w.strides[dim + 2];
         step += index * a.dilations[dim] * a.of_x.strides[dim + 2];
     }
-    s.w_at[i] = w_at + rest * a.of_w.strides[1]; // what is left is the input channel
+    s.w_at[i] = w_at + rest * a.of_w.strides[1]; // the rest is the input channel's index
     s.step[i] = step + rest * a.of_x.strides[1];
 }
 
@@ -84,7 +84,7 @@ template <typename T> __global__ void __launch_bounds__(kThreads) convolve(const
 
     for (int64_t begin = 0; begin < a.depth; begin += kDepth) {
         const int depth = static_cast<int>(min(a.depth - begin, int64_t{kDepth}));
-        __syncthreads(); // the tiles have been used
+        __syncthreads(); // until all threads have used the tiles
         if (thread < depth) {
             place_product(a, s, thread, begin + thread);
         }
@@ -124,7 +124,7 @@ template <typename T> __global__ void __launch_bounds__(kThreads) convolve(const
         }
     }
     if (a.depth == 0) {
-        __syncthreads(); // in the first pass the one after the positions suffices
+        __syncthreads(); // in the first pass, this barrier also covers the positions
     }
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
@@ -145,7 +145,7 @@ template <typename T> __global__ void __launch_bounds__(kThreads) convolve(const
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.x.dtype, [&](auto value) {
         using T = decltype(value);
-        if constexpr (!std::is_same_v<T, double>) { // refused by the check
+        if constexpr (!std::is_same_v<T, double>) { // the check rejects double
             const bool with_bias = args.bias.dtype != INFINI_DTYPE_INVALID;
             Convolution<T> a{};
             a.y = args.y.as<T>();

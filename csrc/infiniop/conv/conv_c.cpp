@@ -9,7 +9,7 @@ using conv::Args;
 
 constexpr c_api::COp<Args> kOp("Conv", conv::kernels, conv::check, conv::run, conv::workspace_size);
 
-// An array of the caller's, of n values; NULL: `otherwise` in each place.
+// Copies the caller's array of n values; NULL gives `otherwise` in each place.
 void copy_parameters(int64_t *to, const void *from, int n, int64_t otherwise) {
     for (int i = 0; i < n; ++i) {
         to[i] = from == nullptr ? otherwise : static_cast<const int64_t *>(from)[i];
@@ -27,7 +27,7 @@ infiniStatus_t infiniopCreateConvDescriptor(infiniopHandle_t handle, infiniopCon
         args.x = tensor("x_desc", x_desc);
         args.w = tensor("w_desc", w_desc);
         args.bias = tensor.optional("bias_desc", bias_desc);
-        if (n < 1 || n > conv::kMaxSpatial) { // before the arrays are read
+        if (n < 1 || n > conv::kMaxSpatial) { // checked before the arrays are read
             throw Error(INFINI_STATUS_BAD_PARAM, message(tensor.function(), ": n must be 1 to ", conv::kMaxSpatial,
                                                          ", the spatial dimensions, got ", n));
         }
@@ -47,7 +47,7 @@ infiniStatus_t infiniopConv(infiniopConvDescriptor_t desc, void *workspace, size
         memory(args.x, "x", x);
         memory(args.w, "w", w);
         if (bias == nullptr) {
-            args.bias.dtype = INFINI_DTYPE_INVALID; // described, but not given: no bias
+            args.bias.dtype = INFINI_DTYPE_INVALID; // described, but no address given: no bias
         } else {
             memory(args.bias, "bias", bias);
         }

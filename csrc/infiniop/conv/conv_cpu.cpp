@@ -1,5 +1,5 @@
-// The CPU kernel of conv: im2col, row by row of the matrix, in runs along the last spatial dimension.
-// Limit: the product that follows; this is a copy of its right-hand side.
+// The CPU kernel of conv: im2col, row by row of the matrix, in runs along the last spatial dimension. Limit: the
+// product that follows; this kernel copies its right-hand side.
 #include "conv.h"
 #include "parallel.h"
 
@@ -8,7 +8,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// One row: element [c, k...] of the kernel, at all positions of the tile.
+// Gathers one row of the matrix: element [c, k...] of the kernel, at all positions of the tile.
 template <typename Bits> void gather_row(const conv::Tile &tile, int64_t row, Bits *out) {
     const conv::Args &a = *tile.args;
     const int spatial = a.spatial, last = spatial - 1;
@@ -18,7 +18,7 @@ template <typename Bits> void gather_row(const conv::Tile &tile, int64_t row, Bi
         rest /= a.w.shape[i + 2];
     }
     const Bits *x = a.x.as<const Bits>() + tile.image * a.x.strides[0] + rest * a.x.strides[1];
-    int64_t index[conv::kMaxSpatial]; // the output position, which goes on in runs along the last dimension
+    int64_t index[conv::kMaxSpatial]; // the output position; advances by runs along the last dimension
     rest = tile.first;
     for (int i = last; i >= 0; --i) {
         index[i] = rest % a.y.shape[i + 2];
@@ -26,7 +26,7 @@ template <typename Bits> void gather_row(const conv::Tile &tile, int64_t row, Bi
     }
     const int64_t step = a.strides[last], in_size = a.x.shape[last + 2], in_stride = a.x.strides[last + 2];
     for (int64_t done = 0; done < tile.columns;) {
-        // The run's place in the other dimensions; outside of x all of it is 0.
+        // The run's offset in the other dimensions. A run outside of x is all 0.
         int64_t offset = 0;
         bool inside = true;
         for (int i = 0; i < last; ++i) {
@@ -40,8 +40,8 @@ template <typename Bits> void gather_row(const conv::Tile &tile, int64_t row, Bi
             std::memset(out + done, 0, static_cast<size_t>(run) * sizeof(Bits));
         } else {
             const int64_t start =
-                index[last] * step - a.pads[last] + kernel[last] * a.dilations[last]; // of the run, in x
-            // Positions begin .. end - 1 of the run are inside of x.
+                index[last] * step - a.pads[last] + kernel[last] * a.dilations[last]; // where the run starts in x
+            // Positions begin .. end - 1 of the run lie inside x.
             int64_t begin = start >= 0 ? 0 : (-start + step - 1) / step;
             int64_t end = start >= in_size ? 0 : (in_size - start - 1) / step + 1;
             begin = begin < run ? begin : run;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr Checker kRule("conv");
 
-// One number for all spatial dimensions, or one for each.
+// Copies a parameter that has one value for all spatial dimensions, or one per dimension.
 void copy_parameter(const char *name, int64_t *to, const std::vector<int64_t> &from, int spatial) {
     if (from.size() != 1 && from.size() != static_cast<size_t>(spatial)) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, name, message("have 1 or ", spatial, " values, for the spatial dimensions"),
@@ -27,7 +27,7 @@ void copy_parameter(const char *name, int64_t *to, const std::vector<int64_t> &f
     }
 }
 
-// A single image is a batch of one.
+// Turns a single image into a batch of one.
 void insert_batch(TensorView &image) {
     for (int i = image.ndim++; i > 0; --i) {
         image.shape[i] = image.shape[i - 1];
@@ -38,7 +38,7 @@ void insert_batch(TensorView &image) {
 
 using Ints = std::vector<int64_t>;
 
-// All but the output.
+// The arguments without the output.
 Args conv_args(const ExecutionContext &context, const Tensor &x, const Tensor &weight,
                const std::optional<Tensor> &bias, const Ints &stride, const Ints &padding, const Ints &dilation) {
     Args args;
@@ -58,7 +58,8 @@ Args conv_args(const ExecutionContext &context, const Tensor &x, const Tensor &w
     return args;
 }
 
-// Of checked arguments; the size is the channels of y, or the positions of an image if these are fewer.
+// Whether ATen computes the product; call after check(). The size compared is the channels of y, or the positions of an
+// image if these are fewer.
 bool aten_takes(const ExecutionContext &context, const Args &args) {
     if (!context.is_cpu() || args.spatial > 3 || args.y.numel() == 0) {
         return false;
@@ -98,7 +99,7 @@ Tensor convolve_by_aten(const ExecutionContext &context, const Args &args) {
     return to<Tensor>(stack[0]);
 }
 
-// is_new: the caller does not hold out yet, so ATen's result may be returned instead.
+// is_new: the caller does not hold `out` yet, so ATen's result may be returned instead.
 Tensor run_with(const ExecutionContext &context, Args args, bool one_image, Tensor out, bool is_new) {
     args.y = view(context, kRule, "out", out);
     if (one_image) {

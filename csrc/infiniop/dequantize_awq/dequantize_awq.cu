@@ -1,6 +1,7 @@
-// The CUDA kernel of dequantize_awq: a thread unpacks one column of integers, eight columns of weights, in several rows
-// of a group, with its scales and zeros in registers. Limit: memory bandwidth, 2 bytes written for each half byte read.
-// The difference is a whole number below 16 and its product with a float16 exact in float: one rounding.
+// The CUDA kernel of dequantize_awq: a thread unpacks one column of integers (eight columns of weights) in several rows
+// of a group, with its scales and zeros in registers. Limit: memory bandwidth, 2 bytes written per half byte read.
+// q - zero is a whole number of magnitude below 16, and its product with a float16 scale is exact in float: one
+// rounding.
 // SASS: dequantize: LDG.E.128 STG.E.128
 #include "cuda/launch.cuh"
 #include "cuda/packed32.cuh"
@@ -9,8 +10,8 @@
 namespace infini::dequantize_awq {
 namespace {
 
-constexpr int kColumns = 8;  // in an integer
-constexpr int kRows = 4;     // a thread does
+constexpr int kColumns = 8;  // columns of weights per integer
+constexpr int kRows = 4;     // rows per thread
 constexpr int kThreads = 64; // along the columns of integers
 
 struct Weights {
@@ -19,11 +20,11 @@ struct Weights {
     const f16 *scales;
     int64_t out_stride, q_stride, zeros_stride, scales_stride;
     int64_t words, rows, group_size;
-    int64_t column_blocks, row_blocks; // row_blocks: in a group
-    bool out_whole, scales_whole;      // vectors fit
+    int64_t column_blocks, row_blocks; // row_blocks: of a group
+    bool out_whole, scales_whole;      // vector accesses are possible
 };
 
-// The value of column j of a word, plus 2^23: exact in float, and so is the difference of two.
+// The value of column j of a word, plus 2^23. Both it and the difference of two of them are exact in float.
 __device__ __forceinline__ float shifted(uint32_t word, int j) {
     const int bit = j % 2 * 16 + j / 2 * 4; // 0, 16, 4, 20, 8, 24, 12, 28
     return __uint_as_float((word >> bit & 15u) | 0x4b000000u);
@@ -33,7 +34,8 @@ __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ W
     cuda::grid_dependency_sync();
     const int64_t block = blockIdx.x, rest = block / a.column_blocks;
     const int64_t column = (block - rest * a.column_blocks) * kThreads + threadIdx.x;
-    const int64_t group = rest / a.row_blocks, first = (rest - group * a.row_blocks) * kRows; // first: within the group
+    // `first` counts within the group.
+    const int64_t group = rest / a.row_blocks, first = (rest - group * a.row_blocks) * kRows;
     if (column >= a.words) {
         return;
     }

@@ -1,6 +1,6 @@
-// The CPU kernel of dequantize_awq: one row at a time. The difference is a whole number below 16 and its product with a
-// float16 exact in float, so the one rounding is that to float16.
-// Limit: memory bandwidth, 2 bytes written for each half byte read; scales and zeros of a group stay in the cache.
+// The CPU kernel of dequantize_awq: one row at a time. q - zero is a whole number of magnitude below 16, and its
+// product with a float16 scale is exact in float, so the only rounding is to float16.
+// Limit: memory bandwidth, 2 bytes written per half byte read; the scales and zeros of a group stay in the cache.
 #include "dequantize_awq.h"
 #include "level_types.h"
 #include "parallel.h"
@@ -12,7 +12,7 @@ namespace {
 // The eight shifts, repeated so that vectors of four to sixteen columns can load them from any multiple of four on.
 alignas(64) constexpr uint32_t kShifts[16] = {0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28};
 
-// The 4-bit values of the columns from i on, each in a lane; words beyond the row are not read.
+// Loads the 4-bit values of the columns from i on, one per lane. Does not read words beyond the row.
 inline VecI unpack(const int32_t *words, int64_t i, int lanes) {
     VecU shifts;
     std::memcpy(&shifts, kShifts + i % 8, sizeof shifts);
@@ -35,7 +35,7 @@ inline VecI unpack(const int32_t *words, int64_t i, int lanes) {
 
 void infini::dequantize_awq::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    if (kOnlyBf16) { // the code would be the same
+    if (kOnlyBf16) { // bf16's level would compile the same code
         return INFINI_FLOAT_LEVEL::cpu_kernel(args);
     }
     const int64_t rows = args.out.shape[0], columns = args.out.shape[1], group_size = rows / args.scales.shape[0];

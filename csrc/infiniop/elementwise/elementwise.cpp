@@ -25,7 +25,7 @@ void check(const Args &args, const Names &names) {
                    {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16, INFINI_DTYPE_F64, INFINI_DTYPE_I32,
                     INFINI_DTYPE_I64});
         break;
-    case Dtypes::kAll: // the fills: whatever dtype the input has
+    case Dtypes::kAll: // the fills accept any dtype
         rule.dtype(out_name, out,
                    {INFINI_DTYPE_BYTE, INFINI_DTYPE_BOOL, INFINI_DTYPE_I8, INFINI_DTYPE_I16, INFINI_DTYPE_I32,
                     INFINI_DTYPE_I64, INFINI_DTYPE_U8, INFINI_DTYPE_U16, INFINI_DTYPE_U32, INFINI_DTYPE_U64,

@@ -1,5 +1,4 @@
-// The CUDA kernels of the elementwise ops: one for each number of inputs and dtype, in which the op is a uniform
-// branch.
+// The CUDA kernels of the elementwise ops: one kernel per number of inputs and dtype; the op is a uniform branch in it.
 // Limit: memory bandwidth, each input read once and the output written once.
 // SASS: map_elements: LDG.E.128 STG.E.128
 #include "cuda/elementwise_map.cuh"
@@ -17,7 +16,7 @@ using elementwise::Op;
 
 namespace formula {
 
-// The fills copy a number to all elements.
+// The fills (zeros, ones) copy a number to all elements.
 struct zeros {
     template <typename T> static __device__ __forceinline__ T of(T number) { return number; }
 };
@@ -25,7 +24,7 @@ using ones = zeros;
 
 } // namespace formula
 
-// Whether the op has a kernel for T: unsigned integers serve all integers (overflow wraps around) and, where only an
+// Whether the op has a kernel for T. Unsigned integers serve all integers (overflow wraps around) and, if only an
 // element's size matters, all dtypes.
 template <typename T, Dtypes kDtypes>
 constexpr bool serves = kDtypes == Dtypes::kAll       ? std::is_integral_v<T>
@@ -94,7 +93,7 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
         return fill(context, args);
     }
     const int inputs = describe(args.op).inputs;
-    if (args.tensors[0].dtype == INFINI_DTYPE_I32) { // add, as the next
+    if (args.tensors[0].dtype == INFINI_DTYPE_I32) { // add on integers, as below
         return infini::nvidia::run<uint32_t, 2>(context, args);
     }
     if (args.tensors[0].dtype == INFINI_DTYPE_I64) {

@@ -1,13 +1,13 @@
-// The elementwise ops: one table, one check, one kernel. Each output element depends on the input elements of the same
-// index; formulas are in formulas.h. Half types are computed in float and rounded once, float64 in double.
-// Tensors of any strides; inputs may be broadcast by stride 0; the output may be an input itself.
+// The elementwise ops: one table, one check, one kernel. An output element depends on the input elements with the same
+// index; formulas are in formulas.h. Half types are computed in float and rounded once, float64 in double. Tensors have
+// any strides; inputs may be broadcast by stride 0; the output may alias an input.
 #pragma once
 
 #include "cpu_capability.h"
 #include "kernel_table.h"
 #include "tensor_view.h"
 
-// The ops of the C ABI. One line for each op: its name there, its name, its number of inputs, its dtypes, and its
+// The ops of the C ABI, one line each: the name there, the op's name, its number of inputs, its dtypes, and its
 // tensors' names, the output first. zeros and ones have an input of which only the shape matters.
 #define INFINI_ELEMENTWISE_C_OPS(X)                                                                                    \
     X(Add, add, 2, kNumbers, "c", "a", "b")                                                                            \
@@ -24,7 +24,7 @@
     X(Zeros, zeros, 1, kAll, "y", "x")                                                                                 \
     X(Ones, ones, 1, kAll, "y", "x")
 
-// All ops: these, and those of torch alone.
+// All ops: those of the C ABI, and those that only torch has.
 #define INFINI_ELEMENTWISE_OPS(X)                                                                                      \
     INFINI_ELEMENTWISE_C_OPS(X)                                                                                        \
     X(GeGLU, geglu, 2, kFloats, "y", "up", "gate")
@@ -41,11 +41,11 @@ enum class Op : int {
 
 enum class Dtypes {
     kFloats,  // F16, BF16, F32, F64
-    kNumbers, // these, I32 and I64
+    kNumbers, // kFloats, I32 and I64
     kAll      // every dtype but the complex ones
 };
 
-// The names of an op and its tensors in messages, and which tensor the others are compared with.
+// The names of an op and its tensors in messages, and the tensor that the others are compared with.
 struct Names {
     const char *op;
     const char *tensors[kMaxTensors];
@@ -68,12 +68,12 @@ constexpr const Description &describe(Op op) {
     return kOps[static_cast<int>(op)];
 }
 
-// zeros and ones: the input is not read, so its dtype is free and it needs no memory.
+// zeros and ones do not read their input: its dtype is free, and it needs no memory.
 constexpr bool is_fill(Op op) {
     return op == Op::zeros || op == Op::ones;
 }
 
-// The bits of a 1.
+// The bits of the number 1 in a dtype.
 constexpr uint64_t bits_of_one(infiniDtype_t dtype) {
     switch (dtype) {
     case INFINI_DTYPE_F8:
@@ -93,14 +93,14 @@ constexpr uint64_t bits_of_one(infiniDtype_t dtype) {
 
 struct Args {
     Op op = Op::add;
-    TensorView tensors[kMaxTensors]; // the output, then the inputs in the table's order, all of one shape and dtype
-    int numbers = 0; // how many inputs, the last ones, are one number each: in host memory, the strides all 0
+    TensorView tensors[kMaxTensors]; // the output, then the inputs in the table's order, all of equal shape and dtype
+    int numbers = 0;                 // how many of the last inputs are scalars: in host memory, with all strides 0
 };
 
 // Checks the arguments against the rules above.
 void check(const Args &args, const Names &names);
 
-// Checks them, then computes the output.
+// Checks the arguments, then computes the output.
 void run(const ExecutionContext &context, const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

@@ -1,5 +1,5 @@
 // The CPU kernel of the elementwise ops. Formulas are compiled for dense rows only; other strides go through small
-// dense buffers, block by block, so that bits cannot depend on strides.
+// dense buffers, block by block, so that strides cannot change bits.
 // Limit: memory bandwidth, each input read once and the output written once.
 #include "elementwise.h"
 #include "log_odds.h"
@@ -22,14 +22,14 @@ using elementwise::kMaxTensors;
 using elementwise::Op;
 
 constexpr int kMaxInputs = kMaxTensors - 1;
-constexpr int64_t kBlock = 256; // elements that go through buffers at a time
-// Rows are split among threads in steps of this many elements, so that no two threads write one cache line.
+constexpr int64_t kBlock = 256; // elements per block that goes through buffers
+// Rows are split among threads at multiples of this many elements, so that no two threads write one cache line.
 constexpr int64_t kStep = 64;
 
-// y[i] = formula(x[0][i], ...) for 0 <= i < n, everything dense; y may be one of x. large: y may be streamed.
+// y[i] = formula(x[0][i], ...) for 0 <= i < n, all dense; y may alias an x. large: y may be streamed.
 using DenseRow = void (*)(void *y, const void *const *x, int64_t n, bool large);
 
-// The prefetch distance of inputs: with a formula that takes long, too few loads would be in flight.
+// The prefetch distance of inputs. Without it, a slow formula keeps too few loads in flight.
 constexpr int64_t kAheadBytes = 1024;
 
 template <bool kStream, typename Formula, typename T, size_t... kInput>
@@ -41,12 +41,11 @@ void float_row(T *y, const T *const *x, int64_t n, std::index_sequence<kInput...
     });
 }
 
-// For double and the integers: the compiler's vectors, or one element at a time where the formula is a function of
-// the C library.
+// For double and the integers: vectorized by the compiler, or element by element if the formula calls the C library.
 template <typename Formula, typename T, size_t... kInput>
 void wide_row(T *y, const T *const *x, int64_t n, std::index_sequence<kInput...>) {
     const T *in[] = {x[kInput]...};
-#pragma omp simd // y and an input are the same elements or share none
+#pragma omp simd // y and an input are the same elements, or share none
     for (int64_t i = 0; i < n; ++i) {
         y[i] = Formula::template of<T>(in[kInput][i]...);
     }
@@ -69,8 +68,8 @@ void dense_row(void *y, const void *const *x, int64_t n, [[maybe_unused]] bool l
     }
 }
 
-// The fills: the bits of one element, kBits, n times. Not by memset, which uses streaming stores for large sizes:
-// filling 128 MiB of new memory took 54 ms with it and 46 without (Xeon).
+// The fills: writes the element bits kBits n times. Not by memset, which uses streaming stores for large sizes: filling
+// 128 MiB of new memory took 54 ms with it and 46 ms without (Xeon).
 template <typename T, uint64_t kBits>
 __attribute__((optimize("no-tree-loop-distribute-patterns"))) void fill_row(void *y, const void *const *, int64_t n,
                                                                             bool) {
@@ -119,7 +118,7 @@ struct ones {
         case INFINI_DTYPE_I64:
         case INFINI_DTYPE_U64:
             return fill_row<uint64_t, 1>;
-        default: // the integers of one byte, and bool
+        default: // one-byte integers, and bool
             return fill_row<uint8_t, 1>;
         }
     }
@@ -141,7 +140,7 @@ template <typename Formula, int kInputs, Dtypes kDtypes> DenseRow row_of(infiniD
         default:
             break;
         }
-        if constexpr (kDtypes == Dtypes::kNumbers) { // unsigned: an overflow wraps around
+        if constexpr (kDtypes == Dtypes::kNumbers) { // unsigned, so that overflow wraps around
             if (dtype == INFINI_DTYPE_I32) {
                 return dense_row<Formula, kInputs, uint32_t>;
             }
@@ -164,7 +163,7 @@ DenseRow row_of(Op op, infiniDtype_t dtype) {
     return nullptr;
 }
 
-// One row, or a part of one, in which at least one tensor is not dense; strides in elements of kBytes.
+// One row, or a part of it, if at least one tensor is not dense; strides are in elements of kBytes.
 template <int kBytes>
 void strided_row(DenseRow row, int inputs, char *y, int64_t y_stride, const char *const *x, const int64_t *x_strides,
                  int64_t n, bool large) {
@@ -201,7 +200,7 @@ template <int kBytes> void all_rows(const elementwise::Args &a) {
     const int inputs = is_fill(a.op) ? 0 : describe(a.op).inputs;
     TensorView views[kMaxTensors];
     for (int t = 0; t < kMaxTensors; ++t) {
-        views[t] = a.tensors[t <= inputs ? t : 0]; // the output replaces missing inputs
+        views[t] = a.tensors[t <= inputs ? t : 0]; // the output stands in for missing inputs
     }
     coalesce_dims(views);
     const int last = views[0].ndim - 1;

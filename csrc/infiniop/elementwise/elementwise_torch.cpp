@@ -1,4 +1,4 @@
-// torch.ops.infini.<op> for each line of the table in elementwise.h: functional, out and, but for the gated ones, in
+// torch.ops.infini.<op> for each line of the table in elementwise.h: functional, out and (except for gated ops) in
 // place. Declared in torch_infini/ops/elementwise.py, silu.py, swiglu.py and geglu.py.
 #include <cmath>
 #include <cstring>
@@ -19,7 +19,7 @@ constexpr const char *name_of(Op op) {
     return describe(op).names.op;
 }
 
-// The forms of an op of one tensor.
+// The overloads of an op with one input.
 template <Op op> struct Unary {
     static constexpr Checker kRule{name_of(op)};
 
@@ -48,7 +48,7 @@ struct Pair {
     TensorView x, other;
 };
 
-// The view with stride 0 where its size is 1 and that of `shape` is not; dimensions are aligned at the last.
+// Broadcasts the view to `shape` by stride 0; dimensions are aligned at the last.
 TensorView stretch(const TensorView &view, const TensorView &shape) {
     TensorView wide = shape;
     wide.data = view.data;
@@ -60,7 +60,7 @@ TensorView stretch(const TensorView &view, const TensorView &shape) {
     return wide;
 }
 
-// Both inputs, in the shape to which torch broadcasts them.
+// Broadcasts both inputs to their common shape, by torch's rules.
 Pair broadcast(const ExecutionContext &context, const Checker &rule, const Tensor &x_tensor,
                const Tensor &other_tensor) {
     const TensorView x = view(context, rule, "x", x_tensor), other = view(context, rule, "other", other_tensor);
@@ -77,7 +77,7 @@ Pair broadcast(const ExecutionContext &context, const Checker &rule, const Tenso
     return {stretch(x, shape), stretch(other, shape)};
 }
 
-// The forms of an op of two tensors.
+// The overloads of an op with two inputs.
 template <Op op> struct Binary {
     static constexpr Checker kRule{name_of(op)};
 
@@ -102,12 +102,12 @@ template <Op op> struct Binary {
     }
 };
 
-// The forms of clip, with numbers as bounds; torch.clip's rules where a bound is missing or NaN and where they cross.
+// The overloads of clip with numbers as bounds. Follows torch.clip if a bound is missing or NaN, and if low > high.
 struct Clip {
     static constexpr Checker kRule{name_of(Op::clip)};
     using Bound = std::optional<double>;
 
-    // The number as a view broadcast to `like`, rounded to its dtype; the check refuses unsupported dtypes.
+    // The number as a view broadcast to `like`, rounded to its dtype. check() rejects unsupported dtypes.
     static TensorView number(const TensorView &like, double value, uint64_t &memory) {
         const auto single = static_cast<float>(value);
         if (like.dtype == INFINI_DTYPE_F64) {
@@ -160,7 +160,7 @@ constexpr bool is_gated(Op op) {
     return op == Op::swiglu || op == Op::geglu;
 }
 
-// The forms of a gated op, of two tensors of one shape or of a fused product [..., 2 d], of which each half is a view.
+// The overloads of a gated op: two tensors of equal shape, or a fused product [..., 2 d], whose halves are the inputs.
 template <Op op> struct Gated {
     static constexpr Checker kRule{name_of(op)};
 

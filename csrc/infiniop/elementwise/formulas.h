@@ -1,7 +1,7 @@
-// The formulas of the elementwise ops, T being the dtype that the result is rounded to: of(VecF ...) for the half types
-// and float, of(double ...) for double; one template where both are alike. Included by elementwise_cpu.cpp after vec.h
-// and by elementwise.cu after scalar_vec.cuh, where a VecF is one float. INFINI_FORMULA stands before each function.
-// Errors, in units in the last place (ulp) of float, are the largest found; the elementwise tests hold them.
+// The formulas of the elementwise ops; T is the dtype that the result is rounded to. of(VecF ...) serves half types and
+// float, of(double ...) double; one template serves both if the code is the same. Included by elementwise_cpu.cpp after
+// vec.h and by elementwise.cu after scalar_vec.cuh, where a VecF is one float. INFINI_FORMULA precedes each function.
+// Errors, in units in the last place (ulp) of float, are the largest found; the elementwise tests assert them.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@ template <typename T> INFINI_FORMULA double quotient_for(double a, double b) {
     return a / b;
 }
 
-// As for VecF: a NaN in either argument gives the second one.
+// As for VecF: if either argument is NaN, returns the second one.
 INFINI_FORMULA double max(double a, double b) {
     return a > b ? a : b;
 }
@@ -39,8 +39,8 @@ template <typename T> INFINI_FORMULA VecF log1p_of_fraction(VecF e) {
     return p * t;
 }
 
-// a + log(1 + e^x) in float for 0 <= a and x <= 0, to within 0.9 ulp. The logarithm is log1p_of_fraction's, a series in
-// t = 2 e / (2 + e), but the significant values are kept as two floats, the first short enough for exact products.
+// a + log(1 + e^x) in float for 0 <= a and x <= 0, to within 0.9 ulp. The logarithm is the series of log1p_of_fraction
+// in t = 2 e / (2 + e), but the significant values are held as two floats, the first short enough for exact products.
 INFINI_FORMULA VecF add_log1p_of_exp(VecF a, VecF x) {
     VecF rest;
     const VecF e = exp_and_rest(x, rest);
@@ -57,7 +57,7 @@ INFINI_FORMULA VecF add_log1p_of_exp(VecF a, VecF x) {
     return sum + (fma(p * u, whole, t_rest) + (smaller - (sum - larger)));
 }
 
-// e^(-z^2 / 2) for 0 <= z <= 15, without the error that rounding z^2 would bring: up to 100 ulp.
+// e^(-z^2 / 2) for 0 <= z <= 15, without the error of rounding z^2, which would be up to 100 ulp.
 template <typename T> INFINI_FORMULA VecF gaussian(VecF z) {
     if constexpr (!std::is_same_v<T, float>) {
         return exp_for<T>(z * z * splat(-0.5f));
@@ -73,8 +73,8 @@ template <typename T> INFINI_FORMULA VecF gaussian(VecF z) {
     }
 }
 
-// The upper tail of the normal distribution at z, for 0 <= z <= 15, over e^(-z^2 / 2): G(q) / (z + 4), where
-// q = (z - 4) / (z + 4), by a minimax polynomial G of relative error 9e-9.
+// The upper tail of the normal distribution at z, for 0 <= z <= 15, divided by e^(-z^2 / 2): G(q) / (z + 4), where q =
+// (z - 4) / (z + 4), with a minimax polynomial G of relative error 9e-9.
 template <typename T> INFINI_FORMULA VecF normal_tail(VecF z) {
     const VecF inverse = quotient_for<T>(splat(1.0f), z + splat(4.0f));
     const VecF q = (z - splat(4.0f)) * inverse;
@@ -91,8 +91,8 @@ template <typename T> INFINI_FORMULA VecF normal_tail(VecF z) {
     return p * inverse;
 }
 
-// width times the upper tail of the normal distribution at z >= 0; beyond 15 it is 0 in float. For the half types with
-// AVX-512 to within a relative error of 2e-5.
+// width times the upper tail of the normal distribution at z >= 0; beyond z = 15 it is 0 in float. For half types with
+// AVX-512 the relative error is 2e-5.
 template <typename T> INFINI_FORMULA VecF times_share_beyond(VecF width, VecF z) {
 #if defined(__AVX512F__)
     if constexpr (!std::is_same_v<T, float>) {
@@ -118,22 +118,22 @@ struct mul {
     template <typename T, typename V> INFINI_FORMULA static V of(V a, V b) { return a * b; }
 };
 
-// low where low > high; a NaN in x stays one, a bound that is a NaN does not bound.
+// Returns low if low > high. Keeps NaN in x; a bound that is NaN has no effect.
 struct clip {
     template <typename T, typename V> INFINI_FORMULA static V of(V x, V low, V high) { return max(low, min(high, x)); }
 };
 
-// A NaN stays one.
+// Keeps NaN.
 struct relu {
     template <typename T, typename V> INFINI_FORMULA static V of(V x) { return max(V{}, x); }
 };
 
 // x times the normal distribution function of x: x / 2 * (1 + erf(x / sqrt(2))). The vector form subtracts the upper
-// tail at |x| from max(x, 0), so that results keep their relative error far below 0.
+// tail at |x| from max(x, 0), so that the relative error stays small far below 0.
 struct gelu {
     template <typename T> INFINI_FORMULA static VecF of(VecF x) {
         const VecF z = abs(x);
-        const VecF width = max(-x, min(splat(15.0f), z)); // |x|, but 15 for infinity, and minus infinity gives NaN
+        const VecF width = max(-x, min(splat(15.0f), z)); // |x|, but 15 at infinity, and NaN at minus infinity
         return max(splat(0.0f), x) - times_share_beyond<T>(width, z);
     }
     template <typename T> INFINI_FORMULA static double of(double x) {
@@ -157,10 +157,11 @@ struct swiglu {
     template <typename T, typename V> INFINI_FORMULA static V of(V up, V gate) { return silu::of<T>(gate) * up; }
 };
 
-// gate / 2 * (1 + tanh(u)) * up, where u = sqrt(2 / pi) * (gate + 0.044715 gate^3). As (1 + tanh(u)) / 2 is
-// 1 / (1 + e^(-2u)), results keep their relative error far below 0, and it costs what swiglu does.
+// gate / 2 * (1 + tanh(u)) * up, where u = sqrt(2 / pi) * (gate + 0.044715 gate^3). (1 + tanh(u)) / 2 is computed as 1
+// / (1 + e^(-2u)), so the relative error stays small far below 0, and the cost is that of swiglu.
 struct geglu {
-    static constexpr double kLinear = -1.59576912160573071, kCubic = 0.044715 * kLinear; // -2u = gate * (... + ...)
+    // -2u = gate * (kLinear + kCubic * gate^2).
+    static constexpr double kLinear = -1.59576912160573071, kCubic = 0.044715 * kLinear;
     template <typename T> INFINI_FORMULA static VecF of(VecF up, VecF gate) {
         const VecF slope = fma(gate * gate, splat(static_cast<float>(kCubic)), splat(static_cast<float>(kLinear)));
         return quotient_for<T>(gate, 1.0f + exp_for<T>(gate * slope)) * up;
@@ -170,7 +171,7 @@ struct geglu {
     }
 };
 
-// log(1 + e^x), and x itself above 20.
+// log(1 + e^x); x itself above 20.
 struct softplus {
     template <typename T> INFINI_FORMULA static VecF of(VecF x) {
         VecF above;

@@ -1,6 +1,6 @@
-// log((1 - p) / p) for the normal distribution function p of z, with AVX-512: gelu of the half types is this plus the
-// arithmetic of silu, a quotient of exponentials. Cubic minimax polynomials over 16 intervals; each coefficient is a
-// vector from which a permutation selects a value per lane.
+// log((1 - p) / p) for the normal distribution function p of z, with AVX-512. gelu of half types is this plus the
+// arithmetic of silu, a quotient of exponentials. It uses cubic minimax polynomials over 16 intervals; each coefficient
+// is a vector from which a permutation selects a value per lane.
 #pragma once
 
 #include "vec.h"
@@ -12,8 +12,8 @@ namespace {
 
 constexpr float kLogOddsEnd = 14.9375f;
 
-// For 0 <= z <= kLogOddsEnd, to within 1.6e-5. The interval follows from the exponent of z + 1 and the first two bits
-// of its mantissa: 4 in [0, 1), [1, 3), [3, 7) and [7, 15). The permutation uses the last four bits of the index; the
+// For 0 <= z <= kLogOddsEnd, to within 1.6e-5. The exponent of z + 1 and the first two bits of its mantissa give the
+// interval: 4 each in [0, 1), [1, 3), [3, 7) and [7, 15). The permutation uses the last four bits of the index; the
 // exponent 127 of [1, 2) gives 12 to 15.
 inline VecF log_odds(VecF z) {
     alignas(64) static constexpr float kCoefficients[4][16] = {

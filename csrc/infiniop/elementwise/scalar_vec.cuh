@@ -1,5 +1,5 @@
-// The interface of vec.h for CUDA, with one lane: a VecF is one float. So formulas.h serves the CPU and the GPU.
-// Results that are rounded to a half type are computed by approximations of that precision.
+// The interface of vec.h for CUDA, with one lane: a VecF is one float, so that formulas.h serves the CPU and the GPU.
+// Results that are rounded to a half type use approximations of that precision.
 #pragma once
 
 #include <cmath>
@@ -28,7 +28,7 @@ INFINI_FORMULA float select(bool mask, float yes, float no) {
     return mask ? yes : no;
 }
 
-// A NaN in either argument gives the second one.
+// If either argument is NaN, returns the second one.
 INFINI_FORMULA float max(float a, float b) {
     return a > b ? a : b;
 }
@@ -52,7 +52,7 @@ INFINI_FORMULA float exp(float x) {
 // As in vec.h; x <= 0.
 INFINI_FORMULA float exp_and_rest(float x, float &rest) {
     const float clamped = max(-105.0f, x);
-    const float t = __fmul_rn(clamped, 1.44269504f); // not fused into t - n: rest_of_t is its rounding error
+    const float t = __fmul_rn(clamped, 1.44269504f); // not fused into t - n, because rest_of_t is its rounding error
     const float n = rintf(t), f = t - n;
     const float rest_of_t = fma(clamped, 1.92596303e-8f, fma(clamped, 1.44269504f, -t));
     float p = 1.5353362e-4f;

@@ -1,5 +1,5 @@
-// The rules of embedding, and the call of its kernel.
-// On the CPU the ids are checked here; the kernel trusts them.
+// The rules of embedding, and the call of its kernel. On the CPU the ids are checked here; the kernel does not check
+// them.
 #include "embedding.h"
 
 #include "check.h"

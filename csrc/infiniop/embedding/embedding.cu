@@ -1,6 +1,6 @@
-// The CUDA kernel of embedding: the threads that share a row copy it in vectors of 16 bytes, four independent ones each
-// at a time. Limit: memory bandwidth, each row read once and written once. Rows of ids out of range become NaN, those
-// of another rank's part of the table zeros.
+// The CUDA kernel of embedding: the threads that share a row copy it in vectors of 16 bytes, with four independent ones
+// in flight per thread. Limit: memory bandwidth, each row read once and written once. Ids out of range give rows of
+// NaN, ids of another rank's shard rows of zeros.
 // SASS: copy_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.cuh"
 #include "cuda/rows.cuh"
@@ -12,20 +12,20 @@ namespace {
 
 constexpr int kLoads = 4;
 
-// Bits: an unsigned integer of the weight's size.
+// Bits: an unsigned integer of the size of weight's elements.
 template <typename Bits, typename Id> struct Copy {
     Bits *out;
     const Id *ids;
     const Bits *weight;
     int64_t rows_of_weight, first, total, stride, n;
     cuda::RowStrides<2> rows; // out, ids
-    bool whole;               // vectors fit
+    bool whole;               // vector accesses are possible
 };
 
 template <typename Bits, typename Id> __global__ void copy_rows(const __grid_constant__ Copy<Bits, Id> a) {
     cuda::grid_dependency_sync();
     constexpr int kElements = cuda::kWidth<Bits>;
-    constexpr Bits kNan = static_cast<Bits>(-1); // all bits set: of float and of both half types
+    constexpr Bits kNan = static_cast<Bits>(-1); // all bits set is NaN in float and in both half types
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= a.rows.count) {
         return;
@@ -34,7 +34,7 @@ template <typename Bits, typename Id> __global__ void copy_rows(const __grid_con
     a.rows.locate(row, at);
     const int64_t id = a.ids[at[1]];
     const bool good = id >= a.first && id - a.first < a.rows_of_weight;
-    const Bits other = id >= 0 && id < a.total ? 0 : kNan; // a row that weight does not have
+    const Bits other = id >= 0 && id < a.total ? 0 : kNan; // the bits of a row that weight does not hold
     const Bits *from = a.weight + (good ? (id - a.first) * a.stride : 0);
     Bits *to = a.out + at[0];
     const int64_t step = static_cast<int64_t>(blockDim.x) * kElements;
@@ -59,7 +59,7 @@ template <typename Bits, typename Id> __global__ void copy_rows(const __grid_con
 }
 
 template <typename Bits, typename Id> void copy(const ExecutionContext &context, const Args &args) {
-    // The ids with a last dimension of stride 0, so that both have the same rows.
+    // ids gets a last dimension of stride 0, so that ids and out have the same rows.
     TensorView ids = args.ids;
     ids.shape[ids.ndim] = args.out.size(-1);
     ids.strides[ids.ndim++] = 0;

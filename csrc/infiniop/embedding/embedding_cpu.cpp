@@ -1,5 +1,5 @@
-// The CPU kernel of embedding: one row after another, by memcpy or streamed; the ids have been checked.
-// Limit: memory bandwidth, each row read once and written once.
+// The CPU kernel of embedding: one row after another, by memcpy or streamed. The ids have been checked. Limit: memory
+// bandwidth, each row read once and written once.
 #include "embedding.h"
 #include "level_types.h"
 #include "parallel.h"
@@ -11,8 +11,8 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// A streamed row is copied as vectors of floats, bit for bit. The next row is prefetched here, because the hardware
-// cannot predict its address.
+// Copies a row as vectors of floats with streaming stores, bit for bit. Prefetches the next row, whose address the
+// hardware cannot predict.
 void stream_row(char *out, const char *row, int64_t bytes, const char *next) {
     constexpr int64_t kStep = sizeof(VecF);
     int64_t i = 0;
@@ -24,7 +24,7 @@ void stream_row(char *out, const char *row, int64_t bytes, const char *next) {
 }
 
 template <typename Id> void copy_rows(const embedding::Args &a) {
-    // The ids with a last dimension of stride 0, so that both have the same rows.
+    // ids gets a last dimension of stride 0, so that ids and out have the same rows.
     TensorView ids = a.ids;
     ids.shape[ids.ndim] = a.out.size(-1);
     ids.strides[ids.ndim++] = 0;
@@ -36,7 +36,7 @@ template <typename Id> void copy_rows(const embedding::Args &a) {
     auto *out = a.out.as<char>();
     const bool large = worth_streaming(a.out.data, rows.count() * bytes);
     parallel_for(rows.count(), 2 * rows.count() * bytes, [&](int64_t begin, int64_t end) {
-        // A row is copied once the next one's address is known.
+        // A row is copied when the next row's address is known.
         char *to = nullptr;
         const char *from = nullptr; // nullptr: zeros
         const auto copy = [&](const char *next) {
@@ -67,7 +67,7 @@ template <typename Id> void copy_rows(const embedding::Args &a) {
 
 void infini::embedding::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    if (kOnlyBf16) { // the code would be the same
+    if (kOnlyBf16) { // bf16's level would compile the same code
         return INFINI_FLOAT_LEVEL::cpu_kernel(args);
     }
     if (args.ids.dtype == INFINI_DTYPE_I64) {

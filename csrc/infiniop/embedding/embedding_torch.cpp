@@ -1,5 +1,5 @@
-// torch.ops.infini.embedding, functional and out; declared in torch_infini/ops/embedding.py.
-// The output's shape follows from the arguments, so their ranks are checked before it is allocated.
+// torch.ops.infini.embedding, functional and out; declared in torch_infini/ops/embedding.py. The output's shape follows
+// from the arguments, so their ranks are checked before it is allocated.
 #include "../../torch/tensor.h"
 #include "embedding.h"
 

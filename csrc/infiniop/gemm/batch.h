@@ -1,4 +1,4 @@
-// The products of a call of gemm, transposed where necessary so that vectors are along a row of c.
+// The products of a call of gemm, transposed if necessary, so that vectors run along a row of c.
 #pragma once
 
 #include "gemm.h"
@@ -19,7 +19,7 @@ template <typename Value> void swap(Value &a, Value &b) {
     b = kept;
 }
 
-// All products of a call: entry i of the batch begins i steps into each matrix.
+// All products of a call: those of batch entry i begin i steps into each matrix.
 template <typename T> struct Batch {
     Product<T> product;
     int64_t size, a_step, b_step, c_step;
@@ -36,7 +36,7 @@ template <typename T> struct Batch {
         const auto step = [](const TensorView &x) { return x.ndim == 3 && x.shape[0] > 1 ? x.strides[0] : 0; };
         size = c.ndim == 3 ? c.shape[0] : 1;
         a_step = step(a), b_step = step(b), c_step = step(c);
-        // Vectors are along the contiguous dimension of c: if that is m, compute c^T = b^T @ a^T.
+        // Vectors run along the contiguous dimension of c: if that is m, compute c^T = b^T @ a^T.
         if (product.m > 1 && (product.n == 1 || product.c.column_stride != 1)) {
             swap(product.a, product.b);
             swap(product.m, product.n);
@@ -46,7 +46,7 @@ template <typename T> struct Batch {
         merge();
     }
 
-    // A batch that shares b is one product with more rows, if these are evenly spaced.
+    // Turns a batch that shares b into one product with more rows, if the rows are evenly spaced.
     void merge() {
         Product<T> &p = product;
         if (size <= 1 || b_step != 0) {

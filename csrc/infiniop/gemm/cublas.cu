@@ -1,5 +1,5 @@
-// Calls of cuBLAS: its functions by dlopen, a handle for each thread and device, and matrices in column-major order.
-// The declarations are those of its documentation; the emulation has its own functions of these names.
+// Calls of cuBLAS: its functions by dlopen, one handle per thread and device, and matrices in column-major order.
+// Declared after cuBLAS's documentation; the emulation defines functions of the same names.
 #include "cublas.h"
 #include "cuda/launch.cuh"
 
@@ -26,7 +26,7 @@ int cublasGemmStridedBatchedEx_64(cublasContext *handle, int transpose_a, int tr
 namespace infini::gemm {
 namespace {
 
-constexpr int kDisallowReducedPrecisionReduction = 16; // of half types: sums of parts stay in float
+constexpr int kDisallowReducedPrecisionReduction = 16; // partial sums of half types stay in float
 constexpr int kCompute32F = 68, kCompute32I = 72, kDefaultAlgorithm = -1;
 constexpr int kNotTransposed = 0, kTransposed = 1;
 
@@ -93,7 +93,7 @@ const Functions &functions() {
 
 void *open_library() {
     constexpr const char *names[] = {"libcublas.so.13", "libcublas.so.12"};
-    for (const char *name : names) { // the one that is in the process already: torch brings its own
+    for (const char *name : names) { // prefer the library that the process has loaded: torch brings its own
         if (void *library = dlopen(name, RTLD_NOW | RTLD_NOLOAD)) {
             return library;
         }
@@ -133,8 +133,8 @@ const Functions &functions() {
 
 #endif
 
-// The calling thread's handle for the current device. It is never destroyed: that would wait for the GPU, and at a
-// thread's end the runtime may have been unloaded.
+// The calling thread's handle for the current device. Never destroyed: that would wait for the GPU, and when a thread
+// ends the runtime may already be unloaded.
 cublasContext *handle() {
     constexpr int kDevices = 64;
     thread_local cublasContext *handles[kDevices] = {};
@@ -145,7 +145,7 @@ cublasContext *handle() {
                     message("infini: a dense product must be on one of the devices 0 to 63, got ", device));
     }
     if (handles[device] == nullptr) {
-        // cublasCreate allocates memory, which a capture in another mode would refuse.
+        // cublasCreate allocates memory, which fails during a capture in any other mode.
         cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
         cuda::check_cuda("cudaThreadExchangeStreamCaptureMode", cudaThreadExchangeStreamCaptureMode(&mode));
         const int status = functions().create(&handles[device]);
@@ -182,7 +182,7 @@ int64_t step(const TensorView &x) {
     return x.ndim == 3 && x.shape[0] > 1 ? x.strides[0] : 0;
 }
 
-// An operand as a row-major matrix, and whether it is transposed.
+// An operand as a row-major matrix, with a flag for transposition.
 struct Factor {
     explicit Factor(const TensorView &x)
         : operation(lies_by_rows(x) ? kNotTransposed : kTransposed),
@@ -211,7 +211,8 @@ void multiply_by_cublas(const ExecutionContext &context, const Args &args) {
     const Functions &cublas = functions();
     cublasContext *const own = handle();
     check_cublas("cublasSetStream",
-                 cublas.set_stream(own, cuda::stream_of(context))); // takes the workspace of the last call away
+                 // Resets the workspace to cuBLAS's default, so the call's own is set after it.
+                 cublas.set_stream(own, cuda::stream_of(context)));
     if (args.workspace != nullptr) {
         const uintptr_t aligned = (reinterpret_cast<uintptr_t>(args.workspace) + 255) / 256 * 256;
         check_cublas("cublasSetWorkspace",

@@ -1,13 +1,14 @@
-// A few rows of x times weights of bfloat16 in vector registers, bit for bit as in tile_product.h: so a row's bits do
-// not depend on the batch, and a single row is not bound by tile loads, of which few are in flight at once. The order
-// is that of TDPBF16PS: in a step of 32 elements of k the even ones and the odd ones by themselves, then their two sums
-// together; these are added from the first step on. Denormals count as zero. A lane has a step: four of each of four
-// rows of w, which are read in streams and transposed; the steps of a row are added once all are there. Sixteen rows
-// with a step each would be 4 KiB apart where k is 2048, in the same lines of L1.
-// Limit: memory bandwidth of w. A KiB of it takes 64 shuffles, 32 instructions that part pairs and 32 multiply-adds for
-// each row of x: 64 cycles with one row and 80 with two where two vectors a cycle go through; 40 and 32 GB/s at 2.5
-// GHz. Tried with a program around this header, which is not kept, on a Zen 4 core that reads 26 GB/s: 20 with one row,
-// 16 with two; without the prefetches 13 to 16. Not measured on a CPU with tiles.
+// A few rows of x times bfloat16 weights in vector registers, bit for bit as in tile_product.h: so a row's bits do not
+// depend on the batch, and a single row is not bound by tile loads, of which few are in flight at once.
+// The order is that of TDPBF16PS: in each step of 32 elements of k, the even and the odd elements are summed separately
+// and then added to each other; the sums of the steps are added from the first on. Denormals count as zero. A lane
+// holds one step: four steps of each of four rows of w, which are read in streams and transposed. The steps of a row
+// are added once all are computed. (Sixteen rows of one step each would lie 4 KiB apart for k = 2048, in the same sets
+// of L1.)
+// Limit: memory bandwidth of w. A KiB of it takes 64 shuffles, 32 instructions that split pairs, and 32 multiply-adds
+// per row of x: 64 cycles with one row and 80 with two, if two vectors issue per cycle: 40 and 32 GB/s at 2.5 GHz. A
+// program around this header (not kept) on a Zen 4 core that reads 26 GB/s reached 20 GB/s with one row and 16 GB/s
+// with two; without prefetches 13 to 16 GB/s. Not measured on a CPU with tiles.
 #pragma once
 
 #include "parallel.h"
@@ -17,7 +18,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The largest number of rows of x for which this is used.
+// The largest number of rows of x that uses this code.
 constexpr int64_t kFewTileRows = 2;
 
 #if defined(INFINI_EMULATED_TILES) && !defined(__AVX512F__)
@@ -33,8 +34,8 @@ inline VecF add_tile_sums(VecF a, VecF b) {
     return (VecF)without_denormals((FourFloats)a + (FourFloats)b);
 }
 #else
-// Sets MXCSR's FTZ and DAZ for a scope. Functions called in it must not be inlined: the compiler would move arithmetic
-// across.
+// Sets MXCSR's FTZ and DAZ for a scope. Functions called in the scope must not be inlined, because the compiler would
+// move arithmetic out of it.
 struct DenormalsAreZero {
     const unsigned before = _mm_getcsr();
     DenormalsAreZero() { _mm_setcsr(before | 0x8040); }
@@ -48,15 +49,15 @@ inline VecF add_tile_sums(VecF a, VecF b) {
 }
 #endif
 
-// A vector's lanes hold four steps of each of kStreams rows of w, which are read in parallel from distant parts of w:
-// see linear/few_rows_cpu.cpp.
+// A vector's lanes hold four steps of each of kStreams rows of w, which are read in parallel from distant parts of w
+// (see linear/few_rows_cpu.cpp).
 constexpr int kSteps = 4, kStreams = kLanes / kSteps;
 
 constexpr int64_t kAheadBytes = 4096; // into L2
 
 constexpr int64_t kStepElements = kTileStep<bf16>, kGroupElements = kSteps * kStepElements;
 
-// kSteps floats, for each stream.
+// Loads kSteps floats and repeats them for each stream.
 inline VecF repeat_steps(const float *p) {
 #if defined(__AVX512F__)
     return (VecF)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
@@ -66,7 +67,7 @@ inline VecF repeat_steps(const float *p) {
 #endif
 }
 
-// The sums of kSteps steps of kStreams rows of w with each row of x.
+// The sums of kSteps steps of kStreams rows of w, with each row of x.
 template <int kM>
 INFINI_ALWAYS_INLINE void multiply_steps(const bf16 *const (&w)[kStreams], int64_t at, const float *x,
                                          VecF (&sums)[kM]) {
@@ -95,8 +96,8 @@ INFINI_ALWAYS_INLINE void multiply_steps(const bf16 *const (&w)[kStreams], int64
     }
 }
 
-// x as multiply_steps reads it: for kSteps steps, for each word of a step, for each row, the even elements of the word
-// and then the odd ones. Behind k are zeros. element(m, i) is that of row m.
+// Packs x for multiply_steps: for kSteps steps, for each word of a step, for each row, the word's even elements and
+// then its odd ones; zeros beyond k. element(m, i) is element i of row m.
 template <int kM, typename Element> void spread_steps(const Element &element, int64_t k, float *x) {
     std::memset(x, 0, static_cast<size_t>(ceil_div(k, kGroupElements) * kGroupElements * kM) * sizeof(float));
     for (int64_t group = 0; group < k; group += kGroupElements, x += kGroupElements * kM) {
@@ -111,7 +112,8 @@ template <int kM, typename Element> void spread_steps(const Element &element, in
     }
 }
 
-// The sums of each step of kStreams rows of w: of row m of x, vectors of kSteps of each, from to[m * pitch] on.
+// Writes the sums of each step of kStreams rows of w. Row m of x gets vectors of kSteps per stream, from to[m * pitch]
+// on.
 template <int kM>
 __attribute__((noinline)) void multiply_streams(const bf16 *const (&w)[kStreams], int64_t k, const float *x, float *to,
                                                 int64_t pitch) {
@@ -126,7 +128,7 @@ __attribute__((noinline)) void multiply_streams(const bf16 *const (&w)[kStreams]
     int64_t i = 0;
     for (; i + kGroupElements <= k; i += kGroupElements, x += kGroupElements * kM) {
 #pragma GCC unroll 16
-        for (int line = 0; line < kLanes; ++line) { // a step is a cache line
+        for (int line = 0; line < kLanes; ++line) { // a step is one cache line
             __builtin_prefetch(reinterpret_cast<const char *>(w[line / kSteps] + i) + kAheadBytes +
                                    line % kSteps * kTmmRowBytes,
                                0, 2);
@@ -146,8 +148,8 @@ __attribute__((noinline)) void multiply_streams(const bf16 *const (&w)[kStreams]
     }
 }
 
-// The sums of kLanes rows of each stream, whose steps' sums are in `steps`, rows `pitch` apart; `count` steps. Not what
-// is behind them, though it is zero: a sum may be -0.
+// Adds up the step sums in `steps` (rows `pitch` apart, `count` steps) of kLanes rows of each stream. Padding steps are
+// left out although they are 0: a sum may be -0.
 inline __attribute__((noinline)) void add_steps(const float *steps, int64_t count, int64_t pitch,
                                                 VecF (&sums)[kStreams]) {
     for (int s = 0; s < kStreams; ++s) {
@@ -168,7 +170,7 @@ inline __attribute__((noinline)) void add_steps(const float *steps, int64_t coun
     }
 }
 
-// Results of kM rows of x and some columns, which write(block, row, column, sums, lanes) takes.
+// Passes results of kM rows of x and some columns to write(block, row, column, sums, lanes).
 template <int kM, typename Write>
 void write_columns(const Write &write, int64_t block, int64_t column, int64_t columns, const VecF (&sums)[kM]) {
     for (int m = 0; m < kM && columns > 0; ++m) {
@@ -180,7 +182,7 @@ void write_columns(const Write &write, int64_t block, int64_t column, int64_t co
     }
 }
 
-// What multiply_blocks_of_few_rows takes: the sums of all steps of kLanes rows of each stream.
+// The floats that multiply_blocks_of_few_rows needs: the sums of all steps of kLanes rows of each stream.
 template <int kM> int64_t step_floats(int64_t k) {
     return kLanes * kM * ceil_div(k, kGroupElements) * kLanes;
 }
@@ -189,7 +191,8 @@ template <int kM> int64_t spread_floats(int64_t k) {
     return ceil_div(k, kGroupElements) * kGroupElements * kM;
 }
 
-// The blocks begin .. end-1 of y, in streams: block(i) is one, k adjacent in memory. `steps`: room for step_floats.
+// Computes blocks begin .. end-1 of y, in streams. block(i) has k adjacent in memory. `steps` has room for
+// step_floats(k).
 template <int kM, typename BlockOf, typename Write>
 void multiply_blocks_of_few_rows(int64_t k, int64_t begin, int64_t end, const float *x, float *steps,
                                  const BlockOf &block, const Write &write) {
@@ -203,7 +206,8 @@ void multiply_blocks_of_few_rows(int64_t k, int64_t begin, int64_t end, const fl
                 const DenormalsAreZero scope;
                 for (int64_t r = 0; r < kLanes; ++r) {
                     const bf16 *rows[kStreams];
-                    for (int s = 0; s < kStreams; ++s) { // where there is none, some other one
+                    // A stream without a block reads an existing one and drops the result.
+                    for (int s = 0; s < kStreams; ++s) {
                         const bool there = i + s * length < end;
                         const auto w = block(there ? i + s * length : i);
                         counts[s] = there ? w.count - column : 0;
@@ -226,8 +230,8 @@ void multiply_blocks_of_few_rows(int64_t k, int64_t begin, int64_t end, const fl
     }
 }
 
-// y of kM rows of x, of k elements, for `blocks` blocks of weights: block_of(i) is one, k adjacent in memory.
-// element(m, i) is that of row m of x; write as in write_columns.
+// Computes y of kM rows of x, of k elements, for `blocks` blocks of weights. block_of(i) is a block with k adjacent in
+// memory; element(m, i) is element i of row m of x; write as in write_columns.
 template <int kM, typename Element, typename BlockOf, typename Write>
 void multiply_few_rows(int64_t k, int64_t blocks, const Element &element, const BlockOf &block_of, const Write &write) {
     const int64_t work = blocks * kPairRows * k * static_cast<int64_t>(sizeof(bf16));

@@ -12,7 +12,7 @@ namespace {
 
 constexpr Checker kRule("gemm");
 
-// The shape of a or b, given its rows and columns: with a batch if c has one.
+// Checks the shape of a or b, given its rows and columns; it must have a batch if c has one.
 void check_factor(const char *name, const TensorView &x, const TensorView &c, int64_t rows, int64_t columns,
                   Reason why) {
     if (c.ndim == 2) {

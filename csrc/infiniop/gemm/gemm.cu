@@ -1,6 +1,7 @@
-// The CUDA kernel of gemm: cuBLAS; where few rows meet a b that lies by columns (or few columns an a that lies by
-// rows), weight_stream.cuh; and a plain tiled kernel for what cuBLAS does not take: matrices whose rows overlap or run
-// backwards, and k = 0. Limit: the tensor units, memory bandwidth at few rows; the plain kernel is far from either.
+// The CUDA kernel of gemm. Most products go to cuBLAS; a few rows of a with a column-major b (or few columns of b with
+// a row-major a) to weight_stream.cuh; and what cuBLAS does not support (matrices whose rows overlap or have negative
+// strides, and k = 0) to a plain tiled kernel. Limit: the tensor units, or memory bandwidth for few rows; the plain
+// kernel is far from either.
 #include "cublas.h"
 #include "cuda/launch.cuh"
 #include "cuda/scalar_types.cuh"
@@ -11,7 +12,7 @@ namespace {
 
 using cuda::Compute;
 
-constexpr int kTile = 16; // of each dimension
+constexpr int kTile = 16; // of every dimension
 
 struct Matrix {
     int64_t row, column, step; // strides
@@ -27,7 +28,7 @@ template <typename T> struct Plain {
     float alpha, beta;
 };
 
-// One thread an element of c; products in the order of k.
+// One thread per element of c; products are added in the order of k.
 template <typename T>
 __global__ void __launch_bounds__(kTile *kTile) multiply_plain(const __grid_constant__ Plain<T> p) {
     cuda::grid_dependency_sync();
@@ -66,7 +67,7 @@ template <typename T> void launch_plain(const ExecutionContext &context, const A
                           a.size(-1), row_tiles, column_tiles, args.alpha, args.beta});
 }
 
-// A batch that shares b is one product with more rows, where these are evenly spaced.
+// Turns a batch that shares b into one product with more rows, if the rows are evenly spaced.
 Args merged(Args args) {
     TensorView &a = args.a, &b = args.b, &c = args.c;
     if (c.ndim == 2) {
@@ -92,7 +93,7 @@ Args merged(Args args) {
     return args;
 }
 
-TensorView transposed(const TensorView &x) { // a matrix
+TensorView transposed(const TensorView &x) { // x is a matrix
     TensorView turned = x;
     for (int i = 0; i < 2; ++i) {
         turned.shape[i] = x.shape[1 - i];
@@ -101,14 +102,14 @@ TensorView transposed(const TensorView &x) { // a matrix
     return turned;
 }
 
-// Whether c = a @ b is streamed: few rows of a, and contiguous columns of b.
+// Whether c = a @ b streams b: few rows of a, and contiguous columns of b.
 bool streams(const TensorView &c, const TensorView &a, const TensorView &b) {
     const auto runs_along_k = [](const TensorView &rows) { return rows.stride(-1) == 1 || rows.size(-1) <= 1; };
     return c.ndim == 2 && a.size(-1) > 0 && c.size(0) <= weight_stream::streamed_rows(size_of(c.dtype)) &&
            runs_along_k(a) && runs_along_k(transposed(b));
 }
 
-// c^T = b^T @ a^T, of matrices.
+// Rewrites a product of matrices as c^T = b^T @ a^T.
 Args turned(Args args) {
     args.c = transposed(args.c);
     const TensorView a = transposed(args.b);
@@ -127,7 +128,7 @@ template <typename T> void stream(const ExecutionContext &context, const Args &a
 
 enum class Algorithm { kStream, kStreamTurned, kCublas, kPlain };
 
-// By layouts alone; of merged arguments.
+// Chooses by layouts alone; `args` are merged.
 Algorithm algorithm_of(const Args &args) {
     if (streams(args.c, args.a, args.b)) {
         return Algorithm::kStream;

@@ -1,6 +1,6 @@
-// The CPU kernel of gemm: with a few rows b is streamed from memory; with more, b is packed; with many, a and b are
-// packed in blocks that stay in the caches. All three have the same order of sums.
-// Limit: memory bandwidth for about 8 rows, which b is read once for; the multiply-add units beyond.
+// The CPU kernel of gemm: for a few rows b is streamed from memory; for more, b is packed; for many, a and b are packed
+// in blocks that stay in the caches. All three have the same order of sums.
+// Limit: memory bandwidth up to about 8 rows, which read b once; the multiply-add units beyond.
 #include "batch.h"
 #include "gemm.h"
 #include "level_types.h"
@@ -13,10 +13,10 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Multiply-adds from which on threads are used: a region costs microseconds, a core does 60 and more a nanosecond.
+// Threads are used from this many multiply-adds on: a region costs microseconds, a core does 60 or more per nanosecond.
 constexpr double kParallelProducts = 1 << 18;
 
-// c = beta * c, for k = 0.
+// c = beta * c: the product if k is 0.
 template <typename T> void multiply_nothing(const Product<T> &p) {
     const float zeros[kTileColumns] = {};
     for (int64_t i = 0; i < p.m; ++i) {
@@ -28,7 +28,7 @@ template <typename T> void multiply_nothing(const Product<T> &p) {
 
 enum class Algorithm { kNothing, kStreaming, kFew, kMany };
 
-// The fastest algorithm, measured with a b of 4096 x 14336.
+// The fastest algorithm for m rows, measured with a b of 4096 x 14336.
 template <typename T> Algorithm algorithm_of(const Product<T> &p, int64_t m) {
     if (p.k == 0) {
         return Algorithm::kNothing;
@@ -67,8 +67,8 @@ template <typename T> void multiply(const gemm::Args &args) {
     const Product<T> &whole = batch.product;
     const double products = static_cast<double>(args.c.numel()) * static_cast<double>(whole.k);
     const int64_t limit = products < kParallelProducts || omp_in_parallel() ? 1 : omp_get_max_threads();
-    // Each product is cut into a rectangle for each thread, unless there are enough products. Every thread packs what
-    // it needs, so the rectangles are as square as possible.
+    // Split each product into one rectangle per thread, unless there are enough products. Every thread packs what it
+    // needs, so the rectangles are as square as possible.
     const int64_t parts = batch.size % limit == 0 || batch.size >= 8 * limit ? 1 : limit;
     int64_t row_parts = 1;
     for (int64_t i = 2; i <= parts; ++i) {

@@ -1,4 +1,5 @@
-// The kernel of gemm in tile registers, for any shape of bfloat16: tile_product.h. b is what is read block by block.
+// The kernel of gemm in tile registers (tile_product.h), for any shape of bfloat16. b is the operand that is read in
+// blocks.
 #include "batch.h"
 #include "few_tile_rows.h"
 #include "parallel.h"
@@ -10,9 +11,9 @@ namespace {
 
 using Bf16Product = Product<bf16>;
 
-constexpr double kParallelProducts = 1 << 20; // multiply-adds from which on threads are used
+constexpr double kParallelProducts = 1 << 20; // threads are used from this many multiply-adds on
 
-// Tiles first .. last-1 of a pass that begins at `row` of a.
+// Packs tiles first .. last-1 of a pass that begins at `row` of a.
 void pack_tiles(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64_t first, int64_t last, char *packed) {
     for (int64_t tile = first; tile < last; ++tile) {
         const int64_t left = pass.m - tile * kTmmRows;
@@ -21,7 +22,7 @@ void pack_tiles(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64
     }
 }
 
-// Columns of b, 32 at a time.
+// Block i: 32 columns of b.
 Block<bf16> block_of(const Bf16Product &p, int64_t i) {
     const int64_t column = i * kPairRows, left = p.n - column;
     Operand<bf16> rows = p.b;
@@ -29,7 +30,7 @@ Block<bf16> block_of(const Bf16Product &p, int64_t i) {
     return {rows, left < kPairRows ? left : kPairRows};
 }
 
-// Results of a row of c and some of these columns, from the n-th on.
+// Writes sums of a row of c and of columns of a block, from the block's n-th column on.
 template <typename Lanes>
 void write_sums(const Bf16Product &p, int64_t row, int64_t block, int64_t n, VecF sums, Lanes lanes) {
     bf16 *to = p.c.data + row * p.c.row_stride + (block * kPairRows + n) * p.c.column_stride;
@@ -40,7 +41,7 @@ void write_sums(const Bf16Product &p, int64_t row, int64_t block, int64_t n, Vec
     }
 }
 
-// The blocks begin .. end-1 of c for the pass that begins at `row`.
+// Computes blocks begin .. end-1 of c for the pass that begins at `row`.
 void multiply_columns(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64_t begin, int64_t end,
                       const char *packed, char *scratch) {
     multiply_blocks(
@@ -76,7 +77,7 @@ void multiply(const gemm::Args &args) {
     const int64_t row_parts = blocks >= threads                        ? 1
                               : ceil_div(whole.m, kPairRows) < threads ? ceil_div(whole.m, kPairRows)
                                                                        : threads;
-    if (batch.size * row_parts >= threads) { // threads do not share products or rows
+    if (batch.size * row_parts >= threads) { // no thread shares its products or rows
         const int64_t part_rows = ceil_div(ceil_div(whole.m, row_parts), kPairRows) * kPairRows;
         const int64_t most = pass_rows(part_rows < whole.m ? part_rows : whole.m, whole.k * 2, weights);
         const Pass<bf16> largest{most, whole.k, weights};

@@ -14,8 +14,8 @@ Args factors(const ExecutionContext &context, const Checker &rule, const Tensor 
     return args;
 }
 
-// Checks and computes, with a workspace only where cuBLAS is called: a CUDA graph would keep the memory that a streamed
-// product does not use.
+// Checks and computes. Allocates a workspace only if cuBLAS is called: a CUDA graph would keep the memory, which a
+// streamed product does not use.
 void run(const ExecutionContext &context, const char *op, const Args &args) {
     gemm::Args product = product_of(op, args);
     std::optional<Tensor> workspace;

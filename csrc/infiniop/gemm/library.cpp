@@ -1,4 +1,4 @@
-// Which products a library computes: the table of thresholds, and their overrides.
+// Which products go to a library: the table of thresholds, and their overrides.
 #include "library.h"
 
 #include <array>
@@ -14,7 +14,7 @@ namespace {
 constexpr int kTypes = 3;
 constexpr int kProducts = static_cast<int>(Products::kCount);
 
-// The range of rows in which the library is faster; without an entry it never is.
+// The range of rows in which the library is faster. Products without an entry never use the library.
 struct Entry {
     Products products;
     infiniDtype_t dtype;
@@ -25,12 +25,13 @@ struct Entry {
 #if defined(__x86_64__)
 constexpr int kAvx512Amx = kCpuCapabilities;
 
-// Where ATen took less than 0.97 of our time, one thread, 2048 -> 2816 and the images of `tune`: avx512_amx: an Intel
-// Xeon (Sapphire Rapids). float32 and float16 products 0.71 to 0.96 from these sizes on; conv in float32
-//   0.26 to 0.95, in bfloat16 0.24 to 0.84 of few channels, where ours takes 0.2 to 0.86 of ATen's time from 256 on.
-//   32 products of 512 x 64 by 64 x 512 in bfloat16 0.39 (benchmarks/run.py, which has no other batch); in float32 and
-//   float16 batches are assumed to be like single products.
-// avx512_bf16: Zen 4. conv of 64 channels, 3 x 3, took 1.4 times torch's time.
+// Thresholds: sizes from which ATen took less than 0.97 of our kernel's time, with one thread, 2048 -> 2816 and the
+// images of `tune`.
+// avx512_amx: an Intel Xeon (Sapphire Rapids). ATen's time as a share of ours from these sizes on: float32 and float16
+// products 0.71 to 0.96; conv in float32 0.26 to 0.95; conv in bfloat16 0.24 to 0.84 for few channels (from 256
+// channels on, ours takes 0.2 to 0.86 of ATen's time); 32 products of 512 x 64 by 64 x 512 in bfloat16 0.39
+// (benchmarks/run.py, which has no other batch). float32 and float16 batches are assumed to be like single products.
+// avx512_bf16: Zen 4. Our conv of 64 channels, 3 x 3, took 1.4 times torch's time.
 constexpr Entry kTable[] = {
     {Products::kLinear, INFINI_DTYPE_F32, kAvx512Amx, 256},      //
     {Products::kLinear, INFINI_DTYPE_F16, kAvx512Amx, 64},       //
@@ -46,10 +47,10 @@ constexpr Entry kTable[] = {
     {Products::kPatches, INFINI_DTYPE_BF16, kAvx512Amx, 1, 128}, //
 };
 #else
-constexpr std::array<Entry, 0> kTable{}; // AArch64: not compared yet
+constexpr std::array<Entry, 0> kTable{}; // AArch64: not measured yet
 #endif
 
-std::array<std::array<std::atomic<int64_t>, kTypes>, kProducts> chosen{}; // 0: as the table says
+std::array<std::array<std::atomic<int64_t>, kTypes>, kProducts> chosen{}; // overrides; 0: use the table
 
 int index_of(infiniDtype_t dtype) {
     switch (dtype) {

@@ -1,4 +1,4 @@
-// The rules of matmul, and how leading dimensions become batches of gemm's kernel.
+// The rules of matmul; turns leading dimensions into batches of gemm's kernel.
 #include "matmul.h"
 
 #include <limits>
@@ -27,7 +27,7 @@ void drop_first_dim(TensorView &view) {
     }
 }
 
-// The view with all but its last `kept` dimensions broadcast to the shape of `like`, by stride 0.
+// Broadcasts all but the last `kept` dimensions of the view to the shape of `like`, by stride 0.
 TensorView expand(const TensorView &view, const TensorView &like, int kept) {
     TensorView wide = like;
     wide.data = view.data;
@@ -52,7 +52,7 @@ bool expands(const TensorView &view, const TensorView &like) {
     return holds;
 }
 
-// Merges leading dimensions where all three allow it, and removes those of size 1.
+// Merges leading dimensions if all three matrices allow it, and removes those of size 1.
 void merge_batches(gemm::Args &args) {
     TensorView *const views[] = {&args.c, &args.a, &args.b};
     const int batches = args.c.ndim - 2;
@@ -81,7 +81,7 @@ void merge_batches(gemm::Args &args) {
     }
 }
 
-// The kernel takes one leading dimension: loops over those before it.
+// Loops over the leading dimensions except the last, which the kernel takes as its batch.
 void multiply(const ExecutionContext &context, const gemm::Args &args) {
     if (args.c.ndim <= 3) {
         gemm::compute(context, args);
@@ -191,7 +191,7 @@ gemm::Args product_of(const char *op, const Args &args) {
 }
 
 size_t workspace_bytes(const ExecutionContext &context, gemm::Args product) {
-    while (product.c.ndim > 3) { // every entry has one layout
+    while (product.c.ndim > 3) { // all entries have the same layout
         for (TensorView *view : {&product.c, &product.a, &product.b}) {
             drop_first_dim(*view);
         }
@@ -204,7 +204,7 @@ void compute(const ExecutionContext &context, const Args &args, const gemm::Args
         return;
     }
     if (args.beta != 0) {
-        // The kernel adds to what is in out; nothing to do where that is c.
+        // The kernel accumulates into out, so copy c there; nothing to do if out is c.
         rearrange::run(context, {args.out, expand(args.c, args.out, 0)});
     }
     multiply(context, product);

@@ -1,4 +1,4 @@
-// Packs an operand of gemm into panels of 32-bit words: a float each, or two adjacent elements of k where the machine
+// Packs an operand of gemm into panels of 32-bit words: one float each, or two adjacent elements of k if the machine
 // multiplies bfloat16 in pairs. Takes either layout of a matrix.
 #pragma once
 
@@ -16,16 +16,16 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 template <typename T> struct Operand {
     const T *data;
     int64_t k_stride, j_stride;
-    bool along_k; // k is the contiguous dimension, otherwise j
+    bool along_k; // whether k is the contiguous dimension, else j
 };
 
-// The packed words of elements of T: adjacent elements of k. A half type that is converted to float is transposed with
-// two elements in a raw word.
+// How elements of T are packed into words: a word holds adjacent elements of k. A half type that is converted to float
+// is transposed as raw words of two elements.
 template <typename T> struct PackedK {
-    static constexpr int kElements = 1;          // of k in a word
-    static constexpr int kParts = 4 / sizeof(T); // words in a raw word
-    static constexpr int kLineVectors = 1;       // vectors of j that are loaded together
-    // One word of each of `lanes` adjacent j.
+    static constexpr int kElements = 1;          // of k per word
+    static constexpr int kParts = 4 / sizeof(T); // words per raw word
+    static constexpr int kLineVectors = 1;       // vectors of j loaded together
+    // Loads one word of each of `lanes` adjacent j.
     template <typename Lanes> static VecF along_j(const T *p, int64_t, int64_t, Lanes lanes) {
         return load_at(p, 0, lanes);
     }
@@ -58,7 +58,7 @@ template <> struct PackedK<bf16> {
         const __m512i next = left > 1 ? half(p + k_stride, lanes) : _mm512_setzero_si512();
         return (VecF)_mm512_permutex2var_epi16(half(p, lanes), (__m512i)order, next);
     }
-    // Two vectors from whole cache lines: half as many loads.
+    // Loads two vectors from whole cache lines: half as many loads.
     static void line_along_j(const bf16 *p, int64_t k_stride, int64_t left, VecF *words) {
         const VecI low = VecI{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * 0x10001 + 0x200000;
         const __m512i line = _mm512_loadu_si512(p);
@@ -82,7 +82,7 @@ template <> struct PackedK<bf16> {
         const VecH next = left > 1 ? half(p + k_stride, lanes) : VecH{};
         return (VecF)((VecU)vmovl_u16((uint16x4_t)half(p, lanes)) | (VecU)vmovl_u16((uint16x4_t)next) << 16);
     }
-    // Two vectors from whole 128-bit loads.
+    // Loads two vectors from whole 128-bit loads.
     static void line_along_j(const bf16 *p, int64_t k_stride, int64_t left, VecF *words) {
         const auto load_line = [](const bf16 *from) { return vld1q_u16(reinterpret_cast<const uint16_t *>(from)); };
         const uint16x8_t line = load_line(p), next = left > 1 ? load_line(p + k_stride) : vdupq_n_u16(0);
@@ -94,7 +94,7 @@ template <> struct PackedK<bf16> {
 };
 #endif
 
-// kLanes raw words of one j, adjacent along k; or only n elements, and what lies beyond is 0.
+// Loads kLanes raw words of one j, adjacent along k; or only n elements, with zeros beyond.
 template <typename T> inline VecF load_raw(const T *p, Full) {
     VecF v;
     std::memcpy(&v, p, sizeof v);
@@ -117,7 +117,7 @@ template <typename T> inline VecF load_raw(const T *p, int n) {
 
 // ---- transposing kLanes x kLanes words ----
 
-// Blocks of four lanes: concatenates the lower halves of a and b, and the upper ones.
+// In blocks of four lanes: concatenates the lower halves of a and b, and the upper halves.
 template <int... kLane> INFINI_ALWAYS_INLINE void join_halves(VecF &a, VecF &b, std::integer_sequence<int, kLane...>) {
     const VecF low = __builtin_shufflevector(a, b, (kLane % (kLanes / 2) + kLane / (kLanes / 2) * kLanes)...);
     const VecF high =
@@ -126,7 +126,7 @@ template <int... kLane> INFINI_ALWAYS_INLINE void join_halves(VecF &a, VecF &b, 
     b = high;
 }
 
-// Blocks of four lanes: concatenates the even ones of a and b, and the odd ones.
+// In blocks of four lanes: concatenates the even blocks of a and b, and the odd blocks.
 template <int... kLane> INFINI_ALWAYS_INLINE void part_blocks(VecF &a, VecF &b, std::integer_sequence<int, kLane...>) {
     const VecF even = __builtin_shufflevector(a, b, (kLane / 4 * 8 + kLane % 4)...);
     const VecF odd = __builtin_shufflevector(a, b, (kLane / 4 * 8 + 4 + kLane % 4)...);
@@ -134,7 +134,7 @@ template <int... kLane> INFINI_ALWAYS_INLINE void part_blocks(VecF &a, VecF &b, 
     b = odd;
 }
 
-// Within each four lanes: a0 b0 a1 b1 and a2 b2 a3 b3.
+// Within every four lanes: gives a0 b0 a1 b1 and a2 b2 a3 b3.
 template <int... kLane>
 INFINI_ALWAYS_INLINE void interleave_words(VecF &a, VecF &b, std::integer_sequence<int, kLane...>) {
     const VecF low = __builtin_shufflevector(a, b, (kLane / 4 * 4 + kLane % 4 / 2 + kLane % 2 * kLanes)...);
@@ -143,7 +143,7 @@ INFINI_ALWAYS_INLINE void interleave_words(VecF &a, VecF &b, std::integer_sequen
     b = high;
 }
 
-// Within each four lanes: a0 a1 b0 b1 and a2 a3 b2 b3.
+// Within every four lanes: gives a0 a1 b0 b1 and a2 a3 b2 b3.
 template <int... kLane>
 INFINI_ALWAYS_INLINE void interleave_pairs(VecF &a, VecF &b, std::integer_sequence<int, kLane...>) {
     const VecF low = __builtin_shufflevector(a, b, (kLane / 4 * 4 + kLane % 2 + kLane % 4 / 2 * kLanes)...);
@@ -152,10 +152,10 @@ INFINI_ALWAYS_INLINE void interleave_pairs(VecF &a, VecF &b, std::integer_sequen
     b = high;
 }
 
-// Lane i of vector j becomes lane j of vector i.
+// Transposes: lane i of vector j becomes lane j of vector i.
 INFINI_ALWAYS_INLINE void transpose(VecF (&v)[kLanes]) {
     constexpr std::make_integer_sequence<int, kLanes> all{};
-    // The blocks of four lanes first: block j of vector i + 4 * r becomes block r of vector i + 4 * j.
+    // First the blocks of four lanes: block j of vector i + 4 * r becomes block r of vector i + 4 * j.
 #pragma GCC unroll 16
     for (int i = 0; i < 4; ++i) {
         if constexpr (kLanes == 16) {
@@ -171,7 +171,7 @@ INFINI_ALWAYS_INLINE void transpose(VecF (&v)[kLanes]) {
         }
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; i += 4) { // four by four within each four lanes
+    for (int i = 0; i < kLanes; i += 4) { // then 4 x 4 transposes within every four lanes
         interleave_words(v[i], v[i + 1], all);
         interleave_words(v[i + 2], v[i + 3], all);
         interleave_pairs(v[i], v[i + 2], all);
@@ -189,8 +189,8 @@ INFINI_ALWAYS_INLINE void hide_from_optimizer(int64_t &stride) {
     asm("" : "+r"(stride));
 }
 
-// kLanes elements of k for each raw word, of kLanes (or, at the edge, `columns`) rows that are contiguous along k:
-// vector i gets raw word i of each.
+// Loads kLanes elements of k per raw word from kLanes rows (at the edge: `columns` rows) that are contiguous along k,
+// and transposes them: vector i gets raw word i of each row.
 template <typename T, typename Lanes>
 INFINI_ALWAYS_INLINE void load_transposed(const T *p, int64_t j_stride, int columns, Lanes elements,
                                           VecF (&v)[kLanes]) {
@@ -202,7 +202,7 @@ INFINI_ALWAYS_INLINE void load_transposed(const T *p, int64_t j_stride, int colu
     transpose(v);
 }
 
-// Calls body(word) for `words` words, or for all words of kLanes raw ones.
+// Calls body(word) for `words` words, or for all words of kLanes raw words.
 template <typename T, typename Body>
 INFINI_ALWAYS_INLINE void for_each_word(const VecF (&raw)[kLanes], Full, const Body &body) {
     using W = PackedK<T>;
@@ -250,11 +250,11 @@ void pack_along_k(const T *p, int64_t j_stride, int columns, int64_t k, int64_t 
     }
 }
 
-// How many words of k ahead rows are prefetched: the hardware prefetcher does not follow from one row to the next.
+// The distance in words of k at which rows are prefetched: the hardware prefetcher does not follow from row to row.
 constexpr int64_t kPrefetchWords = 12;
 
-// Packs k elements of `columns` j into panels of `each` j with `width` words for each word of k: word w of column j
-// goes to word (w, j % each) of panel j / each. Words without a column are unspecified.
+// Packs k elements of `columns` j into panels of `each` j, with `width` words per word of k: word w of column j goes to
+// word (w, j % each) of panel j / each. Words without a column are unspecified.
 template <typename T>
 __attribute__((noinline)) void pack(const Operand<T> &x, const T *p, int64_t columns, int64_t k, int64_t each,
                                     int64_t width, float *out) {
@@ -271,7 +271,7 @@ __attribute__((noinline)) void pack(const Operand<T> &x, const T *p, int64_t col
         }
         return;
     }
-    // All panels at once: memory is faster in longer runs.
+    // Packs all panels at once, because memory is faster in longer runs.
     const bool vectors = width % kLanes == 0;
     for (int64_t i = 0; i < k; i += W::kElements, p += W::kElements * x.k_stride, out += width) {
         float *to = out;

@@ -1,5 +1,5 @@
-// gemm with more than a few rows: operands packed into panels that stay in the caches, multiplied by register tiles.
-// Limit: the multiply-add units.
+// gemm with more than a few rows: operands are packed into panels that stay in the caches and are multiplied by
+// register tiles. Limit: the multiply-add units.
 #pragma once
 
 #include "blocking.h"
@@ -7,14 +7,14 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Block sizes, for Zen 5: L1 48 KiB, L2 1 MiB a core, L3 32 MiB. kBlockWords of k is in blocking.h.
-constexpr int64_t kFewRows = 64;        // rows up to which a panel of b is used at once, or b not packed at all
-constexpr int64_t kStripPanels = 8;     // panels that are packed at once, for longer runs of b's rows
-constexpr int64_t kBlockTiles = 32;     // tiles of rows whose packed a stays in L2: 512 KiB
+// Block sizes, for Zen 5: L1 48 KiB, L2 1 MiB per core, L3 32 MiB. kBlockWords of k is in blocking.h.
+constexpr int64_t kFewRows = 64;    // rows up to which each panel of b is used right after packing, or b is not packed
+constexpr int64_t kStripPanels = 8; // panels packed together, for longer runs of b's rows
+constexpr int64_t kBlockTiles = 32; // row tiles whose packed a stays in L2: 512 KiB
 constexpr int64_t kBlockColumns = 2048; // columns whose packed b stays in L3: 2 MiB
 constexpr int64_t kPassRows = 1024;     // rows that share a packed b; with kBlockColumns 8 MiB of unfinished sums
 
-// The words of a tile's packed rows for each word of k, where there are several tiles: whole vectors.
+// Words of a tile's packed rows per word of k if there are several tiles: whole vectors.
 constexpr int64_t kTileWidth = (kTileRows + kLanes - 1) / kLanes * kLanes;
 
 template <typename T> void write_tile(const Product<T> &p, int64_t row, int64_t column, int64_t m, const float *sums) {
@@ -25,11 +25,11 @@ template <typename T> void write_tile(const Product<T> &p, int64_t row, int64_t 
     }
 }
 
-// ---- few rows and columns of b that are contiguous: all of a is packed, then each panel of b in turn, into L1 ----
+// ---- few rows, and columns of b that are contiguous: packs all of a, then each panel of b in turn, into L1 ----
 
-// While a panel is multiplied, the block of b at `next` is prefetched: one of its columns during each run of words.
+// While a panel is multiplied, prefetches the block of b at `next`, one of its columns during each run of words.
 template <typename T> Prefetch prefetch_of(const Operand<T> &b, const T *next) {
-    constexpr bool kTwoLines = PackedK<T>::kElements * sizeof(T) == 4; // for each word
+    constexpr bool kTwoLines = PackedK<T>::kElements * sizeof(T) == 4; // per word
     constexpr int64_t kRuns = kBlockWords / kPrefetchRun, kColumnRuns = kRuns > kTileColumns ? kRuns / kTileColumns : 1;
     return {reinterpret_cast<const char *>(next), kTwoLines ? 128 : 64, kTwoLines ? 64 : 0,
             b.j_stride * static_cast<int64_t>(sizeof(T)) / kColumnRuns};
@@ -93,7 +93,7 @@ template <typename T> void multiply_many(const Product<T> &p, float *scratch) {
                     strips(p.n, kBlockColumns, kTileColumns);
     float *b = scratch, *a = b + kBlockWords * strips.size, *sums = a + kBlockWords * kBlockTiles * kTileWidth;
 
-    // The tiles of some rows (at most kBlockTiles, packed in a) and of all columns of a strip.
+    // Multiplies the tiles of some rows (at most kBlockTiles, packed in a) by all columns of a strip.
     const auto multiply_group = [&](int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t block,
                                     float *group_sums, int64_t panel_sums) {
         const int64_t words = ceil_div(blocks.length(block), kElements);
@@ -113,7 +113,7 @@ template <typename T> void multiply_many(const Product<T> &p, float *scratch) {
 
     for (int64_t pass = 0; pass < passes.count; ++pass) {
         const EvenSplit groups(passes.length(pass), kBlockTiles * kTileRows, kTileRows);
-        // The sums of a panel's tiles are contiguous; with a single block of k none are kept.
+        // The sums of a panel's tiles are contiguous. With a single block of k no sums are stored.
         const int64_t panel_sums = blocks.count > 1 ? ceil_div(groups.n, kTileRows) * kTile : 0;
         for (int64_t strip = 0; strip < strips.count; ++strip) {
             const int64_t column = strips.begin(strip), columns = strips.length(strip);

@@ -9,33 +9,33 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// One accumulator for each row and vector of columns: they fit the 32 vector registers of AVX-512 or NEON, or the 16 of
-// AVX2 and SSE, together with the vectors of b and one word of a.
+// One accumulator per row and vector of columns. With the vectors of b and one word of a they fit into the 32 vector
+// registers of AVX-512 or NEON, or the 16 of AVX2 and SSE.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 14, kTileVectors = 2;
 #elif defined(__AVX2__)
 constexpr int kTileRows = 6, kTileVectors = 2;
 #elif defined(__aarch64__)
-constexpr int kTileRows = 6, kTileVectors = 4; // a word of a takes a load: the fewer for each product, the better
+constexpr int kTileRows = 6, kTileVectors = 4; // each word of a takes a load, so many columns per word are better
 #else
 constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
 constexpr int kTileColumns = kTileVectors * kLanes;
 
-// The addresses that are prefetched while a tile is computed, because they are packed next: two cache lines for each
-// word of k, the second `second` bytes after the first. From word to word they advance by `step` bytes, after every
-// kPrefetchRun words by `run` from the begin of these.
+// The addresses prefetched while a tile is computed, because they are packed next: two cache lines per word of k, the
+// second `second` bytes after the first. They advance by `step` bytes per word, and after every kPrefetchRun words by
+// `run` bytes from the start of that run.
 struct Prefetch {
     const char *at;
     int64_t step, second, run;
 };
 constexpr int64_t kPrefetchRun = 8;
 
-// The type that selects the multiplication of two words: floats or pairs, independent of the type that was packed.
+// Selects how two words are multiplied: as floats or as pairs, whatever type was packed.
 template <typename T> using PackedType = std::conditional_t<PackedK<T>::kElements == 1, float, T>;
 
-// sums = a @ b over `words` words of k, or sums += a @ b unless `first`. a: kM words for each word of k, a_width apart;
-// b: kTileColumns words for each.
+// sums = a @ b over `words` words of k (`first`), or sums += a @ b. Per word of k, a has kM words, a_width apart, and b
+// kTileColumns words.
 template <int kM, bool kPrefetch, typename T>
 __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, const float *b, int64_t words,
                                              float *sums, bool first, Prefetch next) {
@@ -85,7 +85,7 @@ __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, co
     }
 }
 
-// The same with the number of rows known at run time; T: a PackedType.
+// The same with a row count known at run time; T: a PackedType.
 template <typename T, bool kPrefetch, int kM = 1>
 void multiply_tile(int64_t m, const float *a, int64_t a_width, const float *b, int64_t words, float *sums, bool first,
                    const Prefetch &next) {
@@ -119,7 +119,7 @@ template <typename T> void write_row(const Output<T> &c, T *to, const float *sum
         for_each_vector(n, [&](int64_t j, auto lanes) { write_vector(c, to + j, load_at(sums, j, lanes), lanes); });
         return;
     }
-    for (int64_t j = 0; j < n; ++j, to += c.column_stride) { // c is one row, or strided
+    for (int64_t j = 0; j < n; ++j, to += c.column_stride) { // c is a single row, or strided
         write_vector(c, to, load(sums + j, 1), 1);
     }
 }

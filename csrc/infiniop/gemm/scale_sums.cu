@@ -1,5 +1,5 @@
-// The kernel of scale_sums: a thread has four columns of four rows. The arithmetic is that of weight_stream.cuh's
-// finish(), so that exact sums of integers give the same bits there and here.
+// The kernel of scale_sums: a thread handles four columns of four rows. The arithmetic is that of finish() in
+// weight_stream.cuh, so exact integer sums give the same bits in both.
 // Limit: memory bandwidth, each sum read once and each result written once.
 // SASS: scale_rows: LDG.E.128 STG.E.64 STG.E.128
 #include "scale_sums.h"
@@ -14,16 +14,16 @@ namespace {
 using weight_stream::FloatVector;
 
 constexpr int kThreads = 128;
-constexpr int kColumns = 4, kRows = 4; // of a thread
+constexpr int kColumns = 4, kRows = 4; // per thread
 
 template <typename Sum, typename T> struct Problem {
     const Sum *sums;
-    int64_t pitch; // of the sums' rows
+    int64_t pitch; // row stride of the sums
     T *y;
     cuda::RowStrides<1> rows; // of y
     int64_t n;
     unsigned column_blocks;
-    bool sums_whole, y_whole; // vectors of four fit
+    bool sums_whole, y_whole; // accesses in vectors of four are possible
     FloatVector row_scales, column_scales, bias;
 };
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_columns_of(float (&out)[kColumns], const Fl
     cuda::load(out, static_cast<const T *>(from.data) + first * from.stride, false, count, from.stride);
 }
 
-// Elements [first, first + count), and zeros.
+// Loads elements [first, first + count), then zeros.
 __device__ __forceinline__ void load_columns(float (&out)[kColumns], const FloatVector &from, int64_t first,
                                              int count) {
     switch (from.dtype) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ P
     const int64_t column = (static_cast<int64_t>(blockIdx.x % a.column_blocks) * kThreads + threadIdx.x) * kColumns;
     const int64_t left = a.n - column;
     const int count = static_cast<int>(left < kColumns ? (left > 0 ? left : 0) : kColumns);
-    cuda::Packed32<Sum, kColumns> sums[kRows]; // all loads before the first conversion
+    cuda::Packed32<Sum, kColumns> sums[kRows]; // all loads are issued before the first conversion
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
         const int in_row = first + r < a.rows.count ? count : 0;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ P
     if (adds_bias) {
         load_columns(bias, a.bias, column, count);
     }
-    // Each lane looks up one row and shares it by shuffles.
+    // Each lane looks up one row and shares the result by shuffles.
     const int64_t mine = first + threadIdx.x % kRows, last = a.rows.count - 1;
     int64_t at[1];
     a.rows.locate(mine < last ? mine : last, at);

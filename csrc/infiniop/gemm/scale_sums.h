@@ -1,4 +1,4 @@
-// The epilogue of a product on CUDA, of sums that cuBLAS has written in float32 or int32: scales, a bias, one rounding.
+// The epilogue of a product on CUDA whose sums cuBLAS has written in float32 or int32: scales, a bias, one rounding.
 #pragma once
 
 #include "execution_context.h"
@@ -6,7 +6,7 @@
 
 namespace infini::gemm {
 
-// y = sums * (row scale * column scale) + bias. Where dtype == INFINI_DTYPE_INVALID, there is no such vector.
+// y = sums * (row scale * column scale) + bias. A vector with dtype == INFINI_DTYPE_INVALID is absent.
 struct ScaledSums {
     TensorView sums;          // [m, n] float32 or int32, rows of stride 1
     TensorView y;             // [..., n] float32, bfloat16 or float16, m rows of stride 1

@@ -1,5 +1,5 @@
-// gemm with a few rows: b is multiplied without packing, in the same order of the sum as the register tiles.
-// Limit: memory bandwidth; every element of b is read once.
+// gemm with a few rows: b is multiplied without packing, in the same order of sums as in register tiles. Limit: memory
+// bandwidth; every element of b is read once.
 #pragma once
 
 #include "blocking.h"
@@ -7,18 +7,18 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// How many rows share a pass over b: one accumulator each, plus the kLanes transposed words in the second case.
+// Rows that share a pass over b: one accumulator each; in the second case plus kLanes transposed words.
 constexpr int kRowsAlongJ = kManyRegisters ? 16 : 8, kRowsAlongK = kManyRegisters ? 8 : 4;
-constexpr int64_t kStreamElements = 8; // of k, for each time that the sums are loaded and stored
+constexpr int64_t kStreamElements = 8; // elements of k per load and store of the sums
 
 // How many columns of b are added to the sums at a time. With one row of a, memory is the limit: b is read in long runs
-// of whole cache lines, which the hardware prefetcher follows best, and the sums are in L2. With more rows they stay in
-// L1, and b's next rows are prefetched by instructions.
+// of whole cache lines, which suit the hardware prefetcher, and the sums stay in L2. With more rows the sums stay in
+// L1, and software prefetches b's next rows.
 template <int kM> constexpr int kVectors = kM == 1 ? 8 : 1;         // vectors of columns at once
 template <int kM> constexpr int64_t kSums = kM == 1 ? 16384 : 4096; // rows times columns
 constexpr int64_t kMaxSums = kSums<1>;
 
-// sums += a @ b for kWords words of k and kCount vectors of columns, or a part of one.
+// sums += a @ b for kWords words of k and kCount vectors of columns (the last may be partial).
 template <int kM, int kWords, int kCount, typename T, typename Lanes>
 INFINI_ALWAYS_INLINE void add_words(const float *a, const T *b, int64_t k_stride, int64_t left, Lanes lanes,
                                     float *sums, int64_t sums_stride) {
@@ -116,10 +116,9 @@ template <int kM, typename T> void multiply_along_j(const Product<T> &p, const f
 }
 
 // Transposes kLanes contiguous columns in registers and multiplies them, for all whole steps of k. `sums` gets the sums
-// of the last block of k, which may lack an edge, `total` those of the earlier blocks. The next kRun elements of each
-// column are prefetched, at the end those of `next`: a whole run of one column at every step, which the hardware
-// prefetcher then follows; and no further ahead, because columns at power-of-two distances compete for the same sets of
-// L1.
+// of the last block of k, which may be incomplete; `total` gets those of the earlier blocks. Prefetches the next kRun
+// elements of each column, at the end those of `next`: a whole run of one column per step, which the hardware
+// prefetcher then follows. No further ahead, because columns at power-of-two distances compete for the same sets of L1.
 template <int kM, typename T>
 __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64_t stride, const float *a,
                                                 const EvenSplit &blocks, VecF *sums, VecF *total) {
@@ -168,7 +167,7 @@ __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64
     }
 }
 
-// The same for what is left at an edge: fewer columns than a vector has, or fewer elements of k.
+// The same at an edge: fewer columns than a vector has, or fewer elements of k.
 template <int kM, typename T>
 void add_edge(const Product<T> &p, const T *b, int64_t columns, const float *a, int64_t k, VecF *sums) {
     alignas(64) float panel[kBlockWords * kLanes];
@@ -211,7 +210,7 @@ template <int kM, typename T> void multiply_along_k(const Product<T> &p, const f
     }
 }
 
-// The scratch floats of multiply_streaming: a word for each row and word of k, and along j the sums.
+// The scratch floats of multiply_streaming: a word per row and word of k, plus the sums if b is read along j.
 template <typename T> int64_t streaming_words(int64_t m, int64_t k) {
     return ceil_div(m * ceil_div(k, PackedK<T>::kElements), kLanes) * kLanes;
 }

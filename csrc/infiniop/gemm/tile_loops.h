@@ -1,10 +1,10 @@
 // The loops around products in tile registers (tile_product.h): the blocking of x and w for the caches. Up to a few
 // hundred rows of x stay in L2 while the blocks of w are read. With more rows, a panel of w is copied into L2, and x is
 // read in pieces that stay in L1 for all blocks of the panel.
-// Limit: the tiles' rate is 16 cycles for 16 x 16 products of 64 bytes of k. Measured on an Intel Xeon (Sapphire
-// Rapids) of 3.1 TFLOP/s, with numbers that are not all 0 (they cost power, so clock): 2.6 from registers and L1, 2.0
-// with one operand from L2, with sums loaded and stored every 16 steps, 1.7 with both from L2; L3 gives 30 GB/s, memory
-// 15.
+// Limit: the tiles' rate, 16 cycles per product of two 16-row tiles over 64 bytes of k. Measured on an Intel Xeon
+// (Sapphire Rapids) of 3.1 TFLOP/s, with operands that are not all 0 (which would save power and so raise the clock):
+// 2.6 TFLOP/s from registers and L1; 2.0 with one operand from L2 and sums loaded and stored every 16 steps; 1.7 with
+// both from L2. L3 delivers 30 GB/s, memory 15 GB/s.
 // Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008, for the
 // loops.
 #pragma once
@@ -14,22 +14,22 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-constexpr int64_t kFewPairs = 3;              // pairs of tiles of x up to which a block is multiplied whole
-constexpr int64_t kPieceSteps = 8;            // with more, in pieces of this many steps
-constexpr int64_t kLongPieceSteps = 16;       // or this many, where they are copied: 32 KiB of L1
-constexpr int64_t kNearRows = 256;            // rows of x that stay in L2,
-constexpr int64_t kCopiedNearRows = 512;      // where blocks are copied: once for all of them,
-constexpr int64_t kNearBytes = 1 << 20;       // and as much of them
-constexpr int64_t kStripSumBytes = 512 << 10; // of unfinished sums beside it, where k is longer
+constexpr int64_t kFewPairs = 3;              // pairs of tiles of x up to which a block is multiplied as a whole
+constexpr int64_t kPieceSteps = 8;            // with more pairs: steps per piece of a block
+constexpr int64_t kLongPieceSteps = 16;       // the same if pieces are copied: 32 KiB of L1
+constexpr int64_t kNearRows = 256;            // rows of x that stay in L2
+constexpr int64_t kCopiedNearRows = 512;      // the same if blocks are copied, which is done once for all rows
+constexpr int64_t kNearBytes = 1 << 20;       // the most bytes of those rows
+constexpr int64_t kStripSumBytes = 512 << 10; // of unfinished sums beside them, if k is longer than a stretch
 constexpr int64_t kPanelRows = 1024;          // rows of x from which on w is copied into panels
-constexpr int64_t kMaxRows = 2048;            // rows of x that are packed at once,
-constexpr int64_t kMaxBytes = 16 << 20;       // as long as they take no more than this
-constexpr int64_t kPanelSteps = 64;           // steps of a panel,
-constexpr int64_t kPanelBytes = 1 << 20;      // and all of it
+constexpr int64_t kMaxRows = 2048;            // rows of x that are packed at once, at most
+constexpr int64_t kMaxBytes = 16 << 20;       // the most bytes of those rows
+constexpr int64_t kPanelSteps = 64;           // steps per panel, at most
+constexpr int64_t kPanelBytes = 1 << 20;      // bytes per panel, at most
 constexpr int64_t kStripBlocks = 16;          // blocks with unfinished sums, at most
-constexpr int64_t kAcrossSteps = 8;           // steps for which blocks on the same cache lines are read together
+constexpr int64_t kAcrossSteps = 8;           // steps for which blocks that share cache lines are read together
 
-// The number of rows in a pass; rows of x are split evenly.
+// The number of rows per pass; rows of x are split evenly.
 inline int64_t pass_rows(int64_t rows, int64_t packed_row_bytes, Weights weights) {
     const int64_t fit = kMaxBytes / (packed_row_bytes + 1), most = fit < kMaxRows ? fit : kMaxRows;
     const bool panels = weights != Weights::kGrouped && rows >= kPanelRows && most >= kPanelRows;
@@ -37,19 +37,19 @@ inline int64_t pass_rows(int64_t rows, int64_t packed_row_bytes, Weights weights
     return rows > 0 ? ceil_div(rows, ceil_div(rows, panels ? most : near)) : 0;
 }
 
-// A pass: m rows of x that are multiplied together, and k elements of each. The blocking of w follows from a product's
-// largest pass.
+// A pass: m rows of x, of k elements each, that are multiplied together. A product's largest pass determines the
+// blocking of w.
 template <typename E> struct Pass {
     int64_t m, k;
     Weights weights;
     int64_t steps = ceil_div(k, kTileStep<E>), tiles = ceil_div(m, kTmmRows), pairs = ceil_div(tiles, 2);
     bool panels = weights == Weights::kAcross || (weights != Weights::kGrouped && m >= kPanelRows);
     bool in_place = weights == Weights::kInPlace && !panels;
-    int64_t stretch = at_most_steps(stretch_steps()); // steps of k for which all blocks of a strip are multiplied
+    int64_t stretch = at_most_steps(stretch_steps()); // steps of k per pass over the blocks of a strip
     int64_t piece = at_most_steps(!in_place ? kLongPieceSteps : pairs <= kFewPairs ? stretch : kPieceSteps);
     int64_t strip = strip_blocks();
 
-    // The same with no more rows.
+    // The same plan for at most as many rows.
     Pass with_rows(int64_t rows) const {
         Pass pass = *this;
         pass.m = rows;
@@ -59,11 +59,11 @@ template <typename E> struct Pass {
     }
     int64_t packed_bytes() const { return pairs * steps * kPackedStep; }
     int64_t packed_tile(int64_t tile) const { return tile / 2 * steps * kPackedStep + tile % 2 * kTmmBytes; }
-    // A thread's scratch: the copied blocks of w, each with a step of its own for the end of k, then sums.
+    // A thread's scratch: the copied blocks of w, each with an extra step for the end of k, then sums.
     int64_t copied_bytes() const { return panels ? strip * area_bytes() : (piece + 1) * kPackedStep; }
     int64_t area_bytes() const { return (stretch + 1) * kPackedStep; }
     int64_t scratch_bytes() const { return copied_bytes() + (all_sums() ? pairs * strip : strip) * kPairSums * 4; }
-    // The sums of a block and a pair of tiles of x, of a strip.
+    // The index of the sums of a block of a strip and a pair of tiles of x.
     int64_t sums_at(int64_t block, int64_t pair) const {
         return (all_sums() ? block * pairs + pair : block) * kPairSums;
     }
@@ -71,7 +71,7 @@ template <typename E> struct Pass {
 private:
     bool all_sums() const { return !panels || stretch < steps; }
     int64_t at_most_steps(int64_t some) const { return some < steps ? some : steps; }
-    int64_t stretch_steps() const { // even parts, of whole pieces
+    int64_t stretch_steps() const { // splits evenly, into whole pieces
         const int64_t most = panels ? m >= kPanelRows ? kPanelSteps : kAcrossSteps
                                     : kNearBytes / ((pairs > 0 ? pairs : 1) * kPackedStep);
         const int64_t parts = ceil_div(steps, most + most / 4);
@@ -87,12 +87,13 @@ private:
     }
 };
 
-// A sum goes over all of k. Otherwise: quantized_linear/nibble_tiles.h.
+// The default: a sum covers all of k. For sums of groups see quantized_linear/nibble_tiles.h.
 struct WholeSums {
     static constexpr int64_t scratch_bytes() { return 0; }
 };
 
-// Calls write(row, column, sums, lanes) for the vectors of sums of a pair of tiles of x and a block, along its columns.
+// Calls write(row, column, sums, lanes) for the vectors of sums of a block and a pair of tiles of x, along the block's
+// columns.
 template <typename Write>
 void write_sums(const float *sums, bool block_is_left, int64_t rows, int64_t columns, const Write &write) {
     const auto write_some = [&](int64_t row, int64_t column, VecF value) {
@@ -123,9 +124,9 @@ void write_sums(const float *sums, bool block_is_left, int64_t rows, int64_t col
     }
 }
 
-// Computes y of a pass for a thread's blocks, which end before `end`: block(i) is one, all of one kind; write(i, row,
-// column, sums, lanes) stores its results. x: packed, the left operand if blocks are right ones. scratch: the pass's
-// scratch_bytes(), then those of `groups`.
+// Computes y of a pass for a thread's blocks, which end before `end`. block(i) returns a block, all of one kind;
+// write(i, row, column, sums, lanes) stores its results. x is packed, as the left operand if blocks are right operands.
+// scratch: the pass's scratch_bytes(), then those of `groups`.
 template <typename E, typename BlockOf, typename Write, typename Groups> struct TileLoops {
     const Pass<E> &pass;
     const char *x;
@@ -135,13 +136,13 @@ template <typename E, typename BlockOf, typename Write, typename Groups> struct 
     const Write &write;
     const Groups &groups;
 
-    // All blocks from `begin` on.
+    // Computes all blocks from `begin` on.
     void run(int64_t begin) const {
         const TileScope scope(full_tiles());
         for (int64_t start = begin; start < end; start += pass.strip) {
             const int64_t stop = end - start < pass.strip ? end : start + pass.strip;
             int64_t from = 0, to = 0;
-            do { // also once where k is 0
+            do { // runs once even if k is 0
                 from = to;
                 to = pass.steps - from < pass.stretch ? pass.steps : from + pass.stretch;
                 if (pass.panels) {
@@ -154,14 +155,14 @@ template <typename E, typename BlockOf, typename Write, typename Groups> struct 
     }
 
 private:
-    // The blocks start .. stop-1 for the steps from .. to-1: piece by piece of each block, for all of x.
+    // Multiplies blocks start .. stop-1 for steps from .. to-1: piece by piece of each block, for all of x.
     void pass_blocks_by(int64_t start, int64_t stop, int64_t from, int64_t to) const {
         for (int64_t i = start; i < stop; ++i) {
             const auto w = block(i);
             int64_t first = from;
             do {
                 const int64_t steps = to - first < pass.piece ? to - first : pass.piece, after = first + steps;
-                // Prefetched: the next piece of this block, the next block, or the strip's first one in the next
+                // Prefetches the next piece of this block, or the next block, or the strip's first block in the next
                 // stretch.
                 const bool same = after < to, again = !same && i + 1 == stop && after < pass.steps;
                 const int64_t next = same ? i : again ? start : i + 1;
@@ -171,7 +172,7 @@ private:
                     groups.begin_piece(i, first / groups.steps, steps / groups.steps, of_groups());
                 }
                 for (int64_t pair = 0; pair < pass.pairs; ++pair) {
-                    // A single pair in place waits for memory, and prefetching only adds to it.
+                    // A single pair that reads in place already waits for memory; prefetching would add to it.
                     const bool prefetches = next < end && (pass.pairs > 1 || !pass.in_place);
                     const PrefetchSpan ahead =
                         prefetches ? block(next).ahead(next_first, pair, pass.pairs) : PrefetchSpan{};
@@ -199,10 +200,11 @@ private:
         }
     }
 
-    // The same with all of these blocks copied first: piece by piece of x, for all blocks.
+    // The same, but copies all blocks first: piece by piece of x, for all blocks.
     void pass_x_by(int64_t start, int64_t stop, int64_t from, int64_t to) const {
         TileSource sources[kStripBlocks];
-        const int64_t part = pass.weights == Weights::kAcross ? 1 : to - from; // the blocks of a line together
+        // Copies blocks that share cache lines together.
+        const int64_t part = pass.weights == Weights::kAcross ? 1 : to - from;
         int64_t first = from;
         do {
             const int64_t steps = to - first < part ? to - first : part;
@@ -211,7 +213,7 @@ private:
                 const TileSource source =
                     block(i).source(pass.k, first, steps, true, area + (first - from) * kPackedStep);
                 if (first == from) {
-                    sources[i - start] = source; // copies of later steps follow it
+                    sources[i - start] = source; // later steps are copied behind it
                 }
             }
             first += steps;
@@ -235,7 +237,8 @@ private:
         }
     }
 
-    // A block and a pair of tiles of x. What streams, if the block is the left operand, and if it is the right one.
+    // Multiplies a block by a pair of tiles of x. The parameters say which operand streams if the block is the left
+    // one, and if it is the right one.
     template <Streams kIfLeft, Streams kIfRight, typename W>
     void multiply(const W &w, const TileSource &source, int64_t pair, int64_t first, int64_t steps, float *sums,
                   bool starts, const PrefetchSpan &ahead) const {

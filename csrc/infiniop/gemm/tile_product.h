@@ -1,10 +1,9 @@
 // Products of bfloat16 or int8 in tile registers, for the *_tiles.cpp kernels: y = x @ w^T, where y is [m, n] and a
-// block is 32 columns of y, or 32 rows of w. x is packed beforehand; a block of w is read in place, or copied. One of
-// the two is the left operand of the tile instructions, rows of k; the other is the right one, words of two or four
-// elements of k for each of 16 columns. The loops around this are in tile_loops.h. An element of y is summed 64 bytes
-// of k at a time from 0 on, independent of the operands' roles, the shapes and the threads: in float, or exactly in
-// int32.
-// Limit: 16 cycles for 16 x 16 products of 64 bytes of k; with few rows of x, the memory bandwidth of w.
+// block is 32 columns of y, or 32 rows of w. x is packed beforehand; a block of w is read in place or copied. One of
+// the two is the left operand of the tile instructions (rows of k), the other the right operand (words of two or four
+// elements of k, for each of 16 columns). The loops around this are in tile_loops.h. An element of y is summed 64 bytes
+// of k at a time, from 0 on, whatever the operands' roles, shapes and threads: in float, or exactly in int32.
+// Limit: 16 cycles per product of two 16-row tiles over 64 bytes of k; for few rows of x, the memory bandwidth of w.
 #pragma once
 
 #include <type_traits>
@@ -15,39 +14,39 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Elements of k in a step: the row of a tile. E: bf16 or int8_t.
+// Elements of k per step, the row of a tile. E: bf16 or int8_t.
 template <typename E> constexpr int64_t kTileStep = kTmmRowBytes / static_cast<int64_t>(sizeof(E));
 
-constexpr int64_t kPairRows = 2 * kTmmRows;        // two tiles: rows of x, or of w, that are multiplied at once
-constexpr int64_t kTileSums = kTmmRows * kTmmRows; // words of a tile of sums
+constexpr int64_t kPairRows = 2 * kTmmRows;        // rows of x, or of w, in two tiles
+constexpr int64_t kTileSums = kTmmRows * kTmmRows; // words in a tile of sums
 constexpr int64_t kPairSums = 4 * kTileSums;
 
-// Packed x: for each pair of tiles, for each step, the two tiles.
+// The bytes of a step of packed x, which is ordered by pair of tiles, then by step: the two tiles.
 constexpr int64_t kPackedStep = 2 * kTmmBytes;
 
-// How blocks of w are read: in place; copied; copied from memory in which k is not contiguous, where blocks on the same
-// cache lines should be read together; or copied, with the sums of each group of k scaled.
+// How blocks of w are read: in place; copied; copied from memory in which k is not contiguous, so that blocks on the
+// same cache lines should be read together; or copied, with the sums of each group of k scaled.
 enum class Weights { kInPlace, kCopied, kAcross, kGrouped };
 
-// Two tiles over some steps. `tail`: the last step, where k ends within it, as packed tiles.
+// Two tiles over some steps. `tail`: the last step as packed tiles, if k ends within it.
 struct TileSource {
     const char *data;
-    int64_t pitch, step, tile; // bytes from row to row, from step to step, from tile to tile
+    int64_t pitch, step, tile; // bytes between rows, between steps, between the two tiles
     const char *tail = nullptr;
 
-    // The same from a later step on; whether k ends within the last of them.
+    // The same from step `first` on; `ends`: k ends within the last step.
     TileSource from(int64_t first, bool ends) const {
         return {data + first * step, pitch, step, tile, ends ? tail : nullptr};
     }
 };
 
-// The memory that is prefetched into L2 during a product: a cache line of each row in every step; or, where a line
-// lasts for `every` steps (a power of two), of every such row in turn.
+// The memory that is prefetched into L2 during a product: one cache line of each row per step; or, if a line covers
+// `every` steps (a power of two), one line of every such row in turn.
 struct PrefetchSpan {
     const char *data = nullptr;
     int64_t pitch = 0, step = 0, rows = 0, every = 1, phase = 0;
 
-    // The same from a later step on.
+    // The same from step `first` on.
     PrefetchSpan from(int64_t first) const { return {data + first * step, pitch, step, rows, every, phase + first}; }
 };
 
@@ -59,8 +58,7 @@ template <typename E, int kSum, int kLeft, int kRight> void tile_dot() {
     }
 }
 
-// Calls body(tile) for the sums of kLeft by kRight tiles: tile / 2 is the index of the left tile, tile % 2 of the right
-// one.
+// Calls body(tile) for the sums of kLeft by kRight tiles: tile / 2 is the left tile's index, tile % 2 the right tile's.
 template <int kLeft, int kRight, typename Body> INFINI_ALWAYS_INLINE void each_sum(const Body &body) {
     body(std::integral_constant<int, 0>{});
     if constexpr (kRight == 2) {
@@ -82,10 +80,10 @@ template <int kTile, bool kStreams> INFINI_ALWAYS_INLINE void load_tile(const ch
     }
 }
 
-// The operand that is not read again soon, and should not evict the other one from L1.
+// The operand that is not reused soon, and so should not evict the other one from L1.
 enum class Streams { kNone, kLeft, kRight };
 
-// One step of them.
+// Multiplies one step of them.
 template <typename E, int kLeft, int kRight, Streams kStreams = Streams::kNone>
 INFINI_ALWAYS_INLINE void multiply_step(const TileSource &left, const TileSource &right) {
     load_tile<4, kStreams == Streams::kLeft>(left.data, left.pitch);
@@ -104,7 +102,7 @@ INFINI_ALWAYS_INLINE void multiply_step(const TileSource &left, const TileSource
     }
 }
 
-// sums[left tile][right tile] over some steps, added to what is there unless these are the first.
+// sums[left tile][right tile] over some steps, added to the previous sums unless these steps are the first.
 template <typename E, int kLeft, int kRight, Streams kStreams>
 __attribute__((noinline)) void multiply_pair(const TileSource &left, const TileSource &right, int64_t steps,
                                              float *sums, bool first, const PrefetchSpan &ahead) {
@@ -160,7 +158,7 @@ inline void transpose_tile(const char *from, char *to) {
     }
 }
 
-// `elements` of k of a row, and zeros behind them.
+// Copies `elements` of k of a row and fills the rest with zeros.
 template <typename E> void copy_row(const E *from, int64_t elements, char *to) {
     if (elements == kTileStep<E>) {
         std::memcpy(to, from, kTmmRowBytes);
@@ -171,7 +169,7 @@ template <typename E> void copy_row(const E *from, int64_t elements, char *to) {
     std::memset(to + bytes, 0, static_cast<size_t>(kTmmRowBytes - bytes));
 }
 
-// Words of an element of k and the next one, which may be missing, for `rows` rows that are adjacent in memory.
+// Interleaves an element of k with the next one (0 if missing) into words, for `rows` rows that are adjacent in memory.
 inline void interleave(const bf16 *from, int64_t k_stride, bool has_next, int64_t rows, char *to) {
 #if defined(__AVX512BF16__)
     const int64_t left = has_next ? 2 : 1;
@@ -188,10 +186,10 @@ inline void interleave(const bf16 *from, int64_t k_stride, bool has_next, int64_
 #endif
 }
 
-// Packs `elements` of k of at most 16 `rows` of x as the tile of a right or left operand, padded with zeros.
+// Packs `elements` of k of at most 16 `rows` of x as a tile of a right or left operand, padded with zeros.
 template <typename E>
 void pack_tile(const Operand<E> &x, const E *from, int64_t rows, int64_t elements, bool right, char *to) {
-    alignas(64) char other[kTmmBytes]; // the opposite operand, which is then transposed
+    alignas(64) char other[kTmmBytes]; // the opposite operand, to be transposed
     char *const tile = x.along_k == right ? other : to;
     if (x.along_k) {
         for (int64_t row = 0; row < rows; ++row) {
@@ -209,7 +207,7 @@ void pack_tile(const Operand<E> &x, const E *from, int64_t rows, int64_t element
     }
 }
 
-// All steps of a tile.
+// Packs all steps of a tile.
 template <typename E>
 void pack_steps(const Operand<E> &x, const E *from, int64_t rows, int64_t k, bool right, char *to,
                 int64_t step = kTmmBytes) {
@@ -218,7 +216,7 @@ void pack_steps(const Operand<E> &x, const E *from, int64_t rows, int64_t k, boo
     }
 }
 
-// The same for rows at any addresses, contiguous along k: row(i) is a pointer to the i-th.
+// The same for rows at arbitrary addresses, contiguous along k: row(i) points to row i.
 template <typename Row>
 void pack_rows(const Row &row, int64_t rows, int64_t k, bool right, char *to, int64_t step = kTmmBytes) {
     using E = std::remove_const_t<std::remove_pointer_t<decltype(row(0))>>;
@@ -237,15 +235,15 @@ void pack_rows(const Row &row, int64_t rows, int64_t k, bool right, char *to, in
 
 // ---- a block of w ----
 
-// Up to 32 rows of w (int8: contiguous along k). The left operand if k is contiguous; else the right one, whose layout
-// is close to that in memory.
+// Up to 32 rows of w (int8: contiguous along k). The left operand if k is contiguous, else the right one, whose layout
+// is closer to memory's.
 template <typename E> struct Block {
-    Operand<E> rows; // from the first on
+    Operand<E> rows; // from the block's first row on
     int64_t count;
 
     static constexpr Weights kWeights = Weights::kInPlace;
 
-    // The `steps` from `first` on of k elements: in place, or copied to `to`, which has room for steps + 1.
+    // The `steps` steps from `first` on of k elements: in place, or copied to `to`, which has room for steps + 1.
     TileSource source(int64_t k, int64_t first, int64_t steps, bool copies, char *to) const {
         const int64_t rest = k - first * kTileStep<E>, full = rest / kTileStep<E> < steps ? rest / kTileStep<E> : steps;
         const E *const from = rows.data + first * kTileStep<E> * rows.k_stride;
@@ -272,7 +270,7 @@ template <typename E> struct Block {
                 full < steps ? tail : nullptr};
     }
 
-    // The part that is prefetched while the previous block is multiplied by the pair-th of `pairs` pairs of tiles.
+    // The part to prefetch while the previous block is multiplied by pair number `pair` of `pairs` pairs of tiles.
     PrefetchSpan ahead(int64_t first, int64_t pair, int64_t pairs) const {
         const int64_t all = rows.along_k ? count : kTileStep<E>, bytes = sizeof(E);
         const int64_t pitch = (rows.along_k ? rows.j_stride : rows.k_stride) * bytes;
@@ -289,7 +287,7 @@ private:
             pack_tile(rows, from + (there > 0 ? row * rows.j_stride : 0), there, elements, !rows.along_k, to);
         }
     }
-    // A line of each step; zeros where there is no row.
+    // Copies a line per step, or zeros for a missing row.
     static void copy_lines(const char *from, int64_t steps, char *to) {
         for (int64_t step = 0; step < steps; ++step, to += kPackedStep) {
             if (from == nullptr) {

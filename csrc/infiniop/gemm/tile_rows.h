@@ -1,6 +1,6 @@
 // Rows of x times blocks of weights in tile registers, for the kernels of linear, linear_packed, int8_gemm and the
 // quantized linear layers. The threads pack the rows of x of a pass together; then each thread multiplies its blocks.
-// Limit: gemm/tile_product.h.
+// Limit: see gemm/tile_product.h.
 #pragma once
 
 #include "few_tile_rows.h"
@@ -11,9 +11,9 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Computes y of m rows of x, of k elements, and `blocks` blocks of weights: block_of(i) is one, as for multiply_blocks.
-// row(i, room) returns row i of x: a pointer to k elements, which may be in `room`, a buffer of room_bytes (a multiple
-// of 64); several threads call it. write(block, row, column, sums, lanes) stores results.
+// Computes y of m rows of x, of k elements, and `blocks` blocks of weights. block_of(i) returns a block as TileLoops
+// takes it. row(i, room) returns a pointer to row i of x, k elements, which may be in `room`, a buffer of room_bytes (a
+// multiple of 64); several threads call it. write(block, row, column, sums, lanes) stores results.
 template <typename E, typename Row, typename BlockOf, typename Write, typename Groups = WholeSums>
 void multiply_tiles(int64_t m, int64_t k, int64_t blocks, int64_t room_bytes, const Row &row, const BlockOf &block_of,
                     const Write &write, Groups groups = {}) {
@@ -66,7 +66,7 @@ void multiply_tiles(int64_t m, int64_t k, int64_t blocks, int64_t room_bytes, co
     }
 }
 
-// Where rows of x and y begin, from row `begin` on.
+// Writes the offsets at which rows of x and y start, from row `begin` on.
 inline void offsets(const RowIterator<2> &rows, int64_t begin, int64_t count, int64_t *of_x, int64_t *of_y) {
     rows.visit(begin, begin + count, [&](const int64_t *at) {
         *of_x++ = at[0];
@@ -74,8 +74,8 @@ inline void offsets(const RowIterator<2> &rows, int64_t begin, int64_t count, in
     });
 }
 
-// The same for x [..., k] and y [..., n] of bfloat16, with any strides. write(block, offset, column, sums, lanes)
-// stores results of the row of y at `offset`.
+// The same for x [..., k] and y [..., n] of bfloat16 with any strides. write(block, offset, column, sums, lanes) stores
+// results of the row of y at `offset`.
 template <typename BlockOf, typename Write, typename Groups = WholeSums>
 void multiply_rows(const TensorView &x, const TensorView &y, int64_t blocks, const BlockOf &block_of,
                    const Write &write, const Groups &groups = {}) {

@@ -1,5 +1,5 @@
-// Few rows of int8 x times rows of integer weights: the weights are read in place, along k, once for all of x.
-// Sums of integers are exact in any order; those of groups are added as in Int8Product, from the first on.
+// A few rows of int8 x times rows of integer weights: the weights are read in place, along k, once for all rows of x.
+// Integer sums are exact in any order; the sums of groups are added as in Int8Product, from the first on.
 // Limit: memory bandwidth of the weights' bytes.
 #pragma once
 
@@ -8,22 +8,22 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The weight rows are read in kFarStreams distant parts, a few cache lines of each in turn: with runs of 512 bytes from
-// one part memory gave 17 GB/s instead of 27, with whole rows 22 (int4, one row of x, 2048 -> 2048 on a Zen 5 core).
+// The weight rows are read in kFarStreams distant parts, a few cache lines of each in turn. Runs of 512 bytes from one
+// part gave 17 GB/s instead of 27 GB/s, whole rows 22 GB/s (int4, one row of x, 2048 -> 2048 on a Zen 5 core).
 constexpr int kFarStreams = 4;
 
 #if defined(__AVX2__)
 constexpr auto kAllLanes = std::make_integer_sequence<int, kLanes>{};
 
-// Adds lanes at(0), at(1), ... of the concatenation of a and b to the lanes kApart after them. In each order below GCC
-// emits one permutation for either operand.
+// Adds to lanes at(0), at(1), ... of the concatenation of a and b the lanes kApart after them. For each order used
+// below, GCC emits one permutation per operand.
 template <int kApart, typename V, typename At, int... kLane>
 INFINI_ALWAYS_INLINE VecI add_lanes(V a, V b, At at, std::integer_sequence<int, kLane...>) {
     return (VecI)__builtin_shufflevector(a, b, at(kLane)...) +
            (VecI)__builtin_shufflevector(a, b, (at(kLane) + kApart)...);
 }
 
-// Element l of part q of 128 bits: the sum of part q of lines[l].
+// Element l of 128-bit part q is the sum of part q of lines[l].
 INFINI_ALWAYS_INLINE VecI sum_parts_of(const VecI (&lines)[4]) {
     typedef int64_t Pairs __attribute__((vector_size(sizeof(VecI))));
     const auto words = [](int i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * kLanes; };
@@ -33,20 +33,21 @@ INFINI_ALWAYS_INLINE VecI sum_parts_of(const VecI (&lines)[4]) {
     return add_lanes<1>((Pairs)low, (Pairs)high, pairs, std::make_integer_sequence<int, kLanes / 2>{});
 }
 
-// Parts 0 and 1, 2 and 3, ... of a, then those of b.
+// Adds parts 0 and 1, 2 and 3, ... of a, then those of b.
 INFINI_ALWAYS_INLINE VecI add_parts(VecI a, VecI b) {
     return add_lanes<4>(a, b, [](int i) { return i / 4 * 8 + i % 4; }, kAllLanes);
 }
 
-// Of four lines' kParts sums each, those of the first line, then those of the next; in a vector once or several times.
+// Reorders the kParts sums of each of four lines: those of the first line, then those of the next, repeated to fill the
+// vector.
 template <int kParts, int... kLane>
 INFINI_ALWAYS_INLINE VecI line_by_line(VecI sums, std::integer_sequence<int, kLane...>) {
     constexpr int kAll = 4 * kParts;
     return __builtin_shufflevector(sums, sums, (kLane / kAll * kAll + kLane % kParts * 4 + kLane % kAll / kParts)...);
 }
 
-// The sums of kLanes groups of kGroup elements, in order: of sum_parts_of four lines each. A part of a line has 32
-// elements, two to a byte.
+// The sums of kLanes groups of kGroup elements, in order, from sum_parts_of four lines each. A part of a line has 32
+// elements, two per byte.
 template <int kGroup> INFINI_ALWAYS_INLINE VecI group_sums(const VecI *sums) {
     constexpr int kParts = kLanes / 4;
     if constexpr (kGroup == 32) {
@@ -66,26 +67,27 @@ template <int kGroup> INFINI_ALWAYS_INLINE VecI group_sums(const VecI *sums) {
 
 template <typename F> class FewRows {
 public:
-    // The most rows of x; with more, panels in registers (Int8Product) are faster. Groups are summed from AVX2 on.
+    // The most rows of x for which this is faster than panels in registers (Int8Product). Groups are summed from AVX2
+    // on.
     static constexpr int64_t kMaxRows = !F::kGrouped ? 1 : kLanes >= 8 ? 2 : 0;
 
-    // The prefetch distance: longer for the format that takes longer to multiply.
+    // The prefetch distance, larger for grouped weights, whose multiplication takes longer.
     static constexpr int64_t kAheadBytes = F::kGrouped ? 2048 : 1024;
 
-    // For m rows of k elements; the weights' rows are in `groups` groups.
+    // For m rows of k elements; a row of the weights has `groups` groups.
     FewRows(int64_t m, int64_t k, int64_t groups) : m_(m), groups_(groups), group_(groups > 0 ? k / groups : 0) {
         row_bytes_ = (k + F::kPieces - 1) / F::kPieces;
         turns_ = (row_bytes_ + kTurn * kVectorBytes - 1) / (kTurn * kVectorBytes);
         padded_groups_ = (groups + kLanes - 1) / kLanes * kLanes;
     }
 
-    // Elements of a quantized row, zeros beyond k.
+    // Elements of a quantized row, padded with zeros beyond k.
     int64_t padded() const { return turns_ * kTurn * kVectorBytes * F::kPieces; }
-    // Memory for x, and for each thread.
+    // The memory for x, and for each thread, in bytes.
     int64_t x_bytes() const { return m_ * x_row_bytes(); }
     int64_t scratch_bytes() const { return kFarStreams * kLanes * m_ * result_bytes(); }
 
-    // Packs a row of x in the order of the weights' lines: for nibbles, first all even elements; then, for each group,
+    // Packs a row of x in the order of the weights' lines: for nibbles, all even elements first. Then, for each group,
     // the initial value of its products' sum, and the sum of its elements.
     void set_row(const int8_t *q, uint8_t *x, int64_t row) const {
         x += row * x_row_bytes();
@@ -111,7 +113,7 @@ public:
         }
     }
 
-    // As Int8Product::multiply.
+    // The same interface as Int8Product::multiply.
     template <typename Scales, typename Epilogue>
     void multiply(const uint8_t *x, const WeightRows &weights, const Scales &scales, char *scratch,
                   const Epilogue &output) const {
@@ -127,19 +129,19 @@ private:
     template <typename Scales, typename Epilogue> struct Call {
         const uint8_t *x;
         const Scales &scales;
-        uint8_t *results; // a vector for each weight row, row of x and chunk: [weight row, stream, row of x, chunk]
+        uint8_t *results; // one vector per weight row, row of x and chunk: [weight row, stream, row of x, chunk]
         const Epilogue &output;
     };
 
-    static constexpr int kTurn = F::kGrouped ? 4 : 2; // lines whose sums are independent
+    static constexpr int kTurn = F::kGrouped ? 4 : 2; // lines with independent sums
 
     int64_t x_row_bytes() const { return padded() + 2 * 4 * padded_groups_; }
-    // The results of a weight row and a row of x: the scaled sums of the groups, or the lanes of one sum.
+    // The results of a weight row and a row of x, in bytes: the scaled sums of the groups, or the lanes of one sum.
     int64_t result_bytes() const { return F::kGrouped ? padded_groups_ * 4 : kVectorBytes; }
 
     template <int kStreams, typename C> void multiply_groups(const WeightRows &weights, const C &call) const {
         if constexpr (!F::kGrouped) {
-            multiply_tails<kStreams, 64, 0>(weights, call); // there are no groups: chunks of 8 lines
+            multiply_tails<kStreams, 64, 0>(weights, call); // no groups: chunks of 8 lines
         } else if (group_ == 32) {
             multiply_tails<kStreams, 32, 0>(weights, call);
         } else if (group_ == 128) {
@@ -149,12 +151,12 @@ private:
         }
     }
 
-    // Lines of a weight row that are multiplied at a time: those of kLanes groups.
+    // Lines of a weight row that are multiplied together: those of kLanes groups.
     static constexpr int chunk_lines(int group) { return group / 8; }
     template <int kGroup> int64_t whole_chunks() const { return row_bytes_ / (chunk_lines(kGroup) * kVectorBytes); }
 
-    // With the number of turns after the last whole chunk known at run time: as many as in a chunk, if the last one is
-    // not whole. (A copy for each number of lines would be faster by less than a line, and took a minute to compile.)
+    // Makes kTail, the number of turns after the last whole chunk, a constant: the number in a chunk if the last turn
+    // is not whole. (One copy per number of lines would save less than a line's time, and took a minute to compile.)
     template <int kStreams, int kGroup, int kTail, typename C>
     void multiply_tails(const WeightRows &weights, const C &call) const {
         constexpr int kChunkTurns = chunk_lines(kGroup) / kTurn;
@@ -188,14 +190,14 @@ private:
         }
     }
 
-    // A weight row of each stream.
+    // One weight row per stream.
     struct Rows {
         const uint8_t *data;
-        int64_t apart; // in bytes
+        int64_t apart; // distance in bytes
         int64_t row, rows_apart;
     };
 
-    // Multiplies these by row m of x.
+    // Multiplies these weight rows by row m of x.
     template <int kStreams, int kGroup, int kTail, typename C>
     __attribute__((noinline)) void multiply_rows(const Rows &rows, int64_t m, const C &call, uint8_t *results) const {
         const int64_t whole = whole_chunks<kGroup>();
@@ -216,8 +218,8 @@ private:
         }
     }
 
-    // The sums of kTurns turns of chunk c, for each weight row and a row of x: added to totals, or, for groups, scaled
-    // and stored as the chunk's results. kWhole: the row does not end within the last turn.
+    // Computes kTurns turns of chunk c for each weight row and a row of x. The sums are added to totals or, for groups,
+    // scaled and stored as the chunk's results. kWhole: the row does not end within the last turn.
     template <int kGroup, int kTurns, bool kWhole, int kStreams, typename C>
     INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
                                         [[maybe_unused]] const C &call, VecI (&totals)[kStreams][kTurn],
@@ -231,7 +233,7 @@ private:
 #pragma GCC unroll 4
             for (int s = 0; s < kStreams; ++s) {
                 const uint8_t *const data = rows.data + s * rows.apart + at;
-                VecI(&sums)[kTurn] = totals[s]; // reset for each group
+                VecI(&sums)[kTurn] = totals[s]; // reset per group
 #pragma GCC unroll 4
                 for (int i = 0; i < kTurn; ++i) {
                     const int l = turn + i;

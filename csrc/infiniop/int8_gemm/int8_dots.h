@@ -1,5 +1,5 @@
-// Dot products of 8-bit integers: loads, multiplication, transposition; the formats of integer weights, and the scales
-// of their groups.
+// Dot products of 8-bit integers: loads, multiplication and transposition; the formats of integer weights, and how the
+// scales of their groups are loaded.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Whether weights are multiplied as signed bytes; x86 only has instructions for unsigned by signed bytes.
+// Whether weights are multiplied as signed bytes. x86 can only multiply unsigned by signed bytes.
 #if defined(__aarch64__)
 constexpr bool kSignedBytes = true;
 #else
@@ -18,7 +18,7 @@ constexpr bool kSignedBytes = false;
 #endif
 
 #if defined(__aarch64__)
-// sum + the products of signed bytes, four to a lane; wraps around.
+// sum + the products of signed bytes, four per lane; wraps around.
 inline VecI dot(VecI sum, VecU weights, VecI x) {
     const int8x16_t a = (int8x16_t)weights, b = (int8x16_t)x;
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -30,7 +30,7 @@ inline VecI dot(VecI sum, VecU weights, VecI x) {
 #endif
 }
 #else
-// sum + the products of unsigned and signed bytes, four to a lane; wraps around.
+// sum + the products of unsigned and signed bytes, four per lane; wraps around.
 inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
 #if defined(__AVX512VNNI__)
     return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
@@ -59,7 +59,7 @@ inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
 }
 #endif
 
-// The same for unsigned bytes of at most 127: pairs of their products fit 16 bits.
+// The same for unsigned bytes up to 127: the sum of two products fits in 16 bits.
 inline VecI dot_of_small(VecI sum, VecU nibbles, VecI signed_bytes) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
     return dot(sum, nibbles, signed_bytes);
@@ -72,7 +72,7 @@ inline VecI dot_of_small(VecI sum, VecU nibbles, VecI signed_bytes) {
 #endif
 }
 
-constexpr int64_t kVectorBytes = 4 * kLanes; // as many words as lanes
+constexpr int64_t kVectorBytes = 4 * kLanes; // four bytes per lane
 
 inline VecU load_bytes(const void *p) {
     VecU bytes;
@@ -80,7 +80,7 @@ inline VecU load_bytes(const void *p) {
     return bytes;
 }
 
-// The first n bytes; the others are 0.
+// Loads the first n bytes; the others are 0.
 inline VecU load_bytes(const void *p, int64_t n) {
 #if defined(__AVX512F__)
     return (VecU)_mm512_maskz_loadu_epi8(n < 64 ? (uint64_t{1} << n) - 1 : ~uint64_t{0}, p);
@@ -100,7 +100,7 @@ inline VecI splat_word(const void *p) {
 // rows[i][j] becomes rows[j][i].
 inline void transpose(VecU (&rows)[kLanes]) {
 #if defined(__AVX512F__)
-    // For swap_quarters GCC 12 emits permutations that need an index register each.
+    // GCC 12 implements swap_quarters by permutations, each of which needs an index register.
     __m512i pairs[16], fours[16];
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
@@ -115,7 +115,7 @@ inline void transpose(VecU (&rows)[kLanes]) {
         fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) { // quarter q of fours[4r + i]: column 4q + i of rows 4r to 4r + 3
+    for (int i = 0; i < 4; ++i) { // quarter q of fours[4r + i] is column 4q + i of rows 4r to 4r + 3
         const __m512i low = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0x44);
         const __m512i high = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0xee);
         const __m512i low_rest = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0x44);
@@ -132,7 +132,7 @@ inline void transpose(VecU (&rows)[kLanes]) {
 
 // ---- formats ----
 
-// Rows of x in a tile with 16 registers: with VNNI products need none besides their sums.
+// Rows of x per tile with 16 registers. With VNNI, products need no registers besides their sums.
 #if defined(__AVXVNNI__)
 constexpr int kFewRegistersRows = 6;
 #else
@@ -140,22 +140,22 @@ constexpr int kFewRegistersRows = 4;
 #endif
 
 struct ByteWeights {
-    // Rows of x in a register tile.
+    // Rows of x per register tile.
     static constexpr int kTileRows = kManyRegisters ? 12 : kFewRegistersRows;
-    static constexpr int kPieces = 1; // vectors of bytes that a vector of stored weights expands to
-    static constexpr int kOffset = kSignedBytes ? 0 : 128; // added to make them unsigned
-    static constexpr bool kGrouped = false;                // a scale for a row, applied by the epilogue
+    static constexpr int kPieces = 1; // vectors of bytes that one vector of stored weights expands to
+    static constexpr int kOffset = kSignedBytes ? 0 : 128; // added to make the weights unsigned
+    static constexpr bool kGrouped = false;                // one scale per row, which the epilogue applies
     static void split(VecU stored, VecU (&bytes)[kPieces]) { bytes[0] = kSignedBytes ? stored : stored ^ 0x80808080u; }
     static VecI add_products(VecI sum, VecU bytes, VecI x) { return dot(sum, bytes, x); }
 };
 
-// Two elements in a byte. Vectors of bytes have the even elements of each word first.
+// Two elements per byte. Vectors of bytes hold the even elements of each word first.
 struct NibbleWeights {
-    // The integer sums stay in registers, the float ones in L1, where 12 rows would not fit.
+    // The integer sums stay in registers, the float sums in L1, which would not hold those of 12 rows.
     static constexpr int kTileRows = kManyRegisters ? 8 : kFewRegistersRows;
     static constexpr int kPieces = 2;
     static constexpr int kOffset = 8;
-    static constexpr bool kGrouped = true; // a scale for a group of a row
+    static constexpr bool kGrouped = true; // one scale per group of a row
     static void split(VecU stored, VecU (&bytes)[kPieces]) {
         bytes[0] = stored & 0x0f0f0f0fu;
         bytes[1] = stored >> 4 & 0x0f0f0f0fu;
@@ -163,8 +163,8 @@ struct NibbleWeights {
     static VecI add_products(VecI sum, VecU bytes, VecI x) { return dot_of_small(sum, bytes, x); }
 };
 
-// The scales of ByteWeights: none. Those of NibbleWeights have scales(row, apart, group, lanes, to) and zeros(the
-// same), which load kLanes groups of each of some weight rows, `apart` rows apart; and has_zeros().
+// The scales of ByteWeights: none. NibbleWeights' scales provide has_zeros(), and scales(row, apart, group, lanes, to)
+// and zeros(...), which load kLanes groups of each of some weight rows, `apart` rows apart.
 struct NoScales {};
 
 // Weight rows [first, first + count).
@@ -173,12 +173,13 @@ struct WeightRows {
     int64_t stride, first, count;
 };
 
-// Row i of the range; beyond the last, the last one.
+// Row i of the range, clamped to the last row.
 inline int64_t row_at(const WeightRows &weights, int64_t i) {
     return i < weights.count ? i : weights.count - 1;
 }
 
-// scales[g * rows + i] = the scale of group g of weight row i, of `rows` = kVectors * kLanes; then the zeros, if any.
+// scales[g * rows + i] = the scale of group g of weight row i, where `rows` = kVectors * kLanes; then the zeros, if
+// any.
 template <int kVectors, typename Scales>
 void pack_scales(const WeightRows &weights, int64_t groups, const Scales &scales, float *to) {
     const auto pack_values = [&](const auto &load_row, float *values) {

@@ -22,7 +22,7 @@ template <typename T, typename Lanes> VecF load_strided(const T *p, int64_t stri
 
 struct Int8Epilogue {
     const Args &args;
-    int64_t first; // row of the output
+    int64_t first; // the row of the output at which the sums start
 
     template <typename Lanes>
     __attribute__((noinline)) void operator()(int64_t row, int64_t column, VecF value, Lanes lanes) const {

@@ -1,7 +1,7 @@
-// The CUDA kernel of int8_gemm: weight_stream.cuh, with the weights transposed, and many rows by cuBLAS.
-// Exact sums in int32 either way.
-// Limit: memory bandwidth of the weights up to 16 rows of x; more rows read them again for every 32, until many_rows.h
-// takes them. Weights that are not column-major are always read byte by byte.
+// The CUDA kernel of int8_gemm: few rows by weight_stream.cuh with the weights transposed, many by cuBLAS. Sums are
+// exact in int32 either way.
+// Limit: memory bandwidth of the weights up to 16 rows of x. More rows read the weights again for every 32, until
+// many_rows.h takes them. Weights that are not column-major are always read byte by byte.
 #include "int8_gemm.h"
 #include "linear/weight_stream.cuh"
 

@@ -29,7 +29,7 @@ infiniStatus_t infiniopCreateI8GemmDescriptor(infiniopHandle_t handle, infiniopI
         args.weights_scale = tensor("weights_scale_desc", weights_scale_desc);
         int8_gemm::squeeze(args);
         if (!tensor.context().is_cpu()) {
-            args.slice_bytes = many_rows::slice_bytes(); // which the workspace's size depends on
+            args.slice_bytes = many_rows::slice_bytes(); // read now, because the workspace's size depends on it
         }
     });
 }
@@ -42,7 +42,7 @@ infiniStatus_t infiniopI8Gemm(infiniopI8GemmDescriptor_t desc, void *workspace, 
     return kOp.launch(desc, workspace, workspace_size, stream, [&](Args &args, const c_api::Memory &memory) {
         memory(args.out, "out", out);
         if (bias == nullptr) {
-            args.bias.dtype = INFINI_DTYPE_INVALID; // described, but not given: no bias
+            args.bias.dtype = INFINI_DTYPE_INVALID; // described, but no address given: no bias
         } else {
             memory(args.bias, "bias", bias);
         }

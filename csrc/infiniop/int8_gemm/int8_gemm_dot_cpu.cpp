@@ -1,6 +1,6 @@
 // The CPU kernel of int8_gemm: Int8Product of bytes, with columns of the weights as its weight rows.
-// Limit: for few rows the memory bandwidth of the weights, for many the multiply-adds of bytes (VNNI: 64 a unit); and
-// for weights that are not column-major their transposition, block by block.
+// Limit: for few rows the memory bandwidth of the weights, for many the multiply-adds of bytes (VNNI: 64 per unit and
+// cycle); for weights that are not column-major their transposition, block by block.
 #include "int8_gemm.h"
 #include "int8_epilogue.h"
 #include "parallel.h"
@@ -12,13 +12,14 @@ namespace {
 
 using int8_gemm::Args;
 
-constexpr int64_t kMaxRows = 1024; // rows of x in memory at once; the weights are packed again for the next
+constexpr int64_t kMaxRows = 1024; // rows of x in memory at once; the weights are packed again for the next ones
 
 bool are_columns(const TensorView &weights) {
     return weights.stride(0) == 1 || weights.size(0) <= 1;
 }
 
-// Gathers columns [first, first + columns) one after the other, as many rows at a time as L1 holds cache lines of.
+// Gathers columns [first, first + columns) one after the other. Takes as many rows at a time as L1 has room for, in
+// cache lines.
 void gather_columns(const TensorView &weights, int64_t first, int64_t columns, uint8_t *to) {
     constexpr int64_t kDepth = 64;
     const int64_t k = weights.size(0), row = weights.stride(0), column = weights.stride(1);
@@ -45,7 +46,7 @@ void infini::int8_gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
         const int64_t m = rows - first < kMaxRows ? rows - first : kMaxRows;
         Int8Product<ByteWeights> product(m, k, 1);
         const int64_t block = product.block_rows(), gathered = gathers ? (block * k + 63) / 64 * 64 : 0;
-        // The work counts once for every few rows that share the read of a column.
+        // Rows of x that share the read of a column count as one, four at a time.
         const int64_t work = n * k * ((m + 3) / 4), threads = parallel_threads(INT64_MAX, work);
         const int64_t pitch = gathered + (product.scratch_bytes() + 63) / 64 * 64;
         const int64_t own = product.padded() > threads * pitch ? product.padded() : threads * pitch;
@@ -63,7 +64,7 @@ void infini::int8_gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
         const Int8Epilogue output{args, first};
         parallel_for((n + block - 1) / block, work, [&](int64_t begin, int64_t end) {
             char *const mine = scratch + omp_get_thread_num() % threads * pitch;
-            // Contiguous columns are the rows of one call; others are gathered, block by block.
+            // Contiguous columns are the rows of a single call; others are gathered block by block.
             const int64_t last = end * block < n ? end * block : n, step = gathers ? block : last - begin * block;
             for (int64_t at = begin * block; at < last; at += step) {
                 const int64_t count = last - at < step ? last - at : step;

@@ -1,4 +1,4 @@
-// The kernel of int8_gemm in tile registers, for weights that lie column by column: int8_tiles.h.
+// The kernel of int8_gemm in tile registers, for column-major weights: int8_tiles.h.
 #include "int8_tiles.h"
 #include "int8_gemm.h"
 #include "int8_epilogue.h"

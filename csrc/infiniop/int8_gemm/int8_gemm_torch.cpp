@@ -12,7 +12,7 @@ using torch::headeronly::ScalarType;
 constexpr Checker kRule("scaled_mm_int8");
 constexpr Names kTorchNames{"scaled_mm_int8", "a", "a_scale", "b", "b_scale"};
 
-// All but the output.
+// The arguments without the output.
 Args scaled_args(const ExecutionContext &context, const Tensor &a, const Tensor &b, const Tensor &a_scale,
                  const Tensor &b_scale, const std::optional<Tensor> &bias) {
     Args args;
@@ -28,7 +28,7 @@ Args scaled_args(const ExecutionContext &context, const Tensor &a, const Tensor 
     return args;
 }
 
-// None: the dtype of bias, or bfloat16.
+// Without a dtype: that of bias, or bfloat16.
 infiniDtype_t output_dtype(std::optional<ScalarType> dtype, const Args &args) {
     if (!dtype) {
         if (args.bias.dtype == INFINI_DTYPE_INVALID) {
@@ -52,7 +52,7 @@ infiniDtype_t output_dtype(std::optional<ScalarType> dtype, const Args &args) {
 Tensor run_with(const ExecutionContext &context, Args args, Tensor out) {
     args.out = view(context, kRule, "out", out);
     kRule.rank("out", args.out, 2);
-    squeeze(args); // of the scales
+    squeeze(args); // squeezes the scales
     if (context.is_cpu()) {
         run(context, args, kTorchNames);
         return out;

@@ -1,6 +1,6 @@
 // Int8Product<F>: rows of int8 x times rows of integer weights (F: bytes, or nibbles in groups), summed exactly in
-// int32, for int8_gemm and the quantized linear layers. Weights are packed into panels in VNNI's layout, word by word
-// of a few rows; a panel is then multiplied by up to kTileRows rows of x.
+// int32, for int8_gemm and the quantized linear layers. Weights are packed into panels in VNNI's layout: word by word,
+// each word of a few rows. A panel is then multiplied by up to kTileRows rows of x.
 #pragma once
 
 #include "int8_dots.h"
@@ -11,10 +11,11 @@ namespace {
 
 // ---- sizes ----
 
-// With more rows of x than a tile has, a panel is kWide vectors wide and packed whole, as many of them at once as stay
-// in the L2 cache. With fewer, memory is the limit: a panel is one vector wide, and kRunBytes of each weight row are
-// packed and multiplied at a time, while the next panel is prefetched in kStreams places in turns. On a Zen 5 core such
-// a loop alone, 8 rows of x, 4096 -> 14336, took 1.04 to 1.4 times as long with one place, 1.7 with 16, 1.9 without.
+// With more rows of x than a tile has, a panel is kWide vectors wide and packed whole, as many panels at once as fit
+// into the L2 cache. With fewer rows memory is the limit: a panel is one vector wide, and kRunBytes of each weight row
+// are packed and multiplied at a time, while the next panel is prefetched from kStreams places in turn. On a Zen 5 core
+// such a loop alone (8 rows of x, 4096 -> 14336) took 1.04 to 1.4 times as long with one place, 1.7 times with 16, and
+// 1.9 times without prefetching.
 constexpr int kWide = 2;
 constexpr int64_t kBlockBytes = 256 * 1024;
 constexpr int64_t kRunBytes = 256;
@@ -23,8 +24,8 @@ constexpr int64_t kStreams = 1 << kStreamBits;
 
 template <typename F> class Int8Product {
 public:
-    // For m rows of k elements; the weights' rows are in `groups` groups, each of a multiple of 32 elements
-    // (ByteWeights: in one).
+    // For m rows of k elements; a row of the weights has `groups` groups, each of a multiple of 32 elements
+    // (ByteWeights: one group).
     Int8Product(int64_t m, int64_t k, int64_t groups)
         : m_(m), k_(k), groups_(groups), few_(m, k, groups), is_few_(m <= FewRows<F>::kMaxRows) {
         row_bytes_ = (k + F::kPieces - 1) / F::kPieces;
@@ -37,12 +38,12 @@ public:
         panels_ = tiles_ > 1 && panel_bytes_ > 0 && kBlockBytes / panel_bytes_ > 1 ? kBlockBytes / panel_bytes_ : 1;
     }
 
-    // Elements of a quantized row, zeros beyond k.
+    // Elements of a quantized row, padded with zeros beyond k.
     int64_t padded() const { return up(few_.padded()); }
-    // Memory for x, aligned to 64; and for each thread that multiplies.
+    // The memory for x, aligned to 64, and for each thread that multiplies, in bytes.
     int64_t x_bytes() const { return is_few_ ? up(few_.x_bytes()) : up(x_row_bytes() * m_) + 2 * up(m_ * groups_ * 4); }
     int64_t scratch_bytes() const { return is_few_ ? few_.scratch_bytes() : panels_ * panel_bytes_ + kSumsBytes; }
-    // Weight rows that are multiplied at a time: calls get a multiple of these, except the last.
+    // Weight rows per block: calls pass a multiple of these, except the last call.
     int64_t block_rows() const { return panels_ * panel_rows(); }
     void set_memory(void *x) {
         x_ = static_cast<uint8_t *>(x);
@@ -50,7 +51,7 @@ public:
         sums_ = reinterpret_cast<float *>(x_ + up(x_row_bytes() * m_) + up(m_ * groups_ * 4));
     }
 
-    // Row `row` of x; q has padded() elements and is changed.
+    // Packs row `row` of x; q has padded() elements and is overwritten.
     void set_row(int64_t row, int8_t *q) {
         if (is_few_) {
             return few_.set_row(q, x_, row);
@@ -82,7 +83,7 @@ public:
         }
     }
 
-    // Calls output(row of x, weight row, values, lanes) for all rows of x and the weight rows given, in vectors of up
+    // Calls output(row of x, weight row, values, lanes) for all rows of x and the given weight rows, in vectors of up
     // to kLanes weight rows. Prefetches the weight rows after them.
     template <typename Scales, typename Epilogue>
     void multiply(const WeightRows &weights, const Scales &scales, char *scratch, const Epilogue &output) const {
@@ -105,7 +106,7 @@ public:
 
 private:
     static constexpr int kTileRows = F::kTileRows;
-    // Kept between the runs of a panel: the sums of each row of x and vector of the panel.
+    // Kept between the runs of a panel: the sums of each row of x and each vector of the panel.
     static constexpr int64_t kSumsBytes = kTileRows * kWide * kVectorBytes;
 
     static constexpr int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -114,8 +115,8 @@ private:
         bytes = (bytes | bytes >> 8) & 0x0000ffff0000ffffu;
         return (bytes | bytes >> 16) & 0xffffffffu;
     }
-    // The first row of x of a tile. All are full but the last two, which share what is left: so tiles of few rows need no
-    // code.
+    // The first row of x of a tile. All tiles are full but the last two, which share the rest evenly, so that tiles of
+    // few rows need no code.
     int64_t first_of(int64_t tile) const {
         if (tile >= tiles_) {
             return m_;
@@ -127,7 +128,7 @@ private:
 
     // ---- packing ----
 
-    // Words [first, first + count) of each weight row: one of all rows, then the next.
+    // Packs words [first, first + count) of the weight rows: one word of all rows, then the next.
     template <int kVectors> void pack(const WeightRows &weights, int64_t first, int64_t count, uint8_t *panel) const {
         const int64_t bytes = row_bytes_ - first * 4 < count * 4 ? row_bytes_ - first * 4 : count * 4;
         for (int v = 0; v < kVectors; ++v, panel += kVectorBytes) {
@@ -149,7 +150,7 @@ private:
                     }
                 }
             }
-            for (; left > 0; left -= kVectorBytes, from += kVectorBytes) { // the last rows, or the end of them
+            for (; left > 0; left -= kVectorBytes, from += kVectorBytes) { // the last rows, or their ends
                 VecU words[kLanes];
                 for (int i = 0; i < kLanes; ++i) {
                     const int64_t row = row_at(weights, v * kLanes + i) - row_at(weights, v * kLanes);
@@ -175,20 +176,20 @@ private:
 
     // ---- multiplying ----
 
-    // A run: some words of a panel and of a tile of x, whole groups.
+    // A run: some words of a panel and of a tile of x; whole groups.
     struct Run {
-        int64_t word, words; // the first, and how many
+        int64_t word, words; // the first, and the count
         const uint8_t *panel, *x;
-        const int32_t *starts;                  // of the sums: [group, row of x]
+        const int32_t *starts;                  // initial values of the sums: [group, row of x]
         const float *x_sums;                    // [group, row of x]
         const float *scales, *zeros;            // [group, weight row]; zeros may be null
-        const uint8_t *next;                    // prefetched: a line a word, in kStreams places
-        int64_t next_apart, next_step;          // their distance; the step along each
+        const uint8_t *next;                    // prefetched: a line per word, from kStreams places
+        int64_t next_apart, next_step;          // the distance of those places; the step along each
         int64_t first_row, first_column, count; // of the result, and how many columns there are
-        void *kept;                             // sums between the runs of a panel
+        void *kept;                             // sums that are kept between the runs of a panel
     };
 
-    // sums += `words` words of a panel times those of kM rows of x; advances panel and x past them.
+    // sums += `words` words of a panel times those of kM rows of x. Advances panel and x past them.
     template <int kVectors, int kM>
     INFINI_ALWAYS_INLINE void add_words(const Run &t, int64_t word, int64_t words, const uint8_t *&panel,
                                         const uint8_t *&x, VecI (&sums)[kM][kVectors]) const {
@@ -287,12 +288,13 @@ private:
         }
     }
 
-    // The fewest rows of a tile: one of several has half of kTileRows at least, a single one more than few_ takes.
+    // The fewest rows of a tile: one of several tiles has at least half of kTileRows, a single tile more than few_
+    // takes.
     static constexpr int fewest_rows(int vectors) {
         return vectors > 1 ? (kTileRows + 1) / 2 : static_cast<int>(FewRows<F>::kMaxRows) + 1;
     }
 
-    // The same with the number of rows of x known at run time.
+    // The same with a number of rows of x known at run time.
     template <int kVectors, typename Epilogue, int kM = fewest_rows(kVectors)>
     void multiply_run(int64_t m, const Run &t, const Epilogue &output) const {
         if constexpr (kM < kTileRows) {
@@ -324,7 +326,7 @@ private:
                 pack<kVectors>(rows_at(i), 0, words_, panels + panel * panel_bytes_);
             }
         }
-        // Each run, unless there is a single tile, prefetches its share of the next panel.
+        // Unless there is a single tile, each run prefetches its share of the next panel.
         const int64_t calls = tiles_ * ((weights.count + kRows - 1) / kRows);
         const int64_t apart = weights.count * weights.stride / kStreams, share = apart / calls;
         const int64_t step = words_ > 0 ? share * kStreams / words_ : 0;

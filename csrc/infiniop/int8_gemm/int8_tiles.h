@@ -1,6 +1,5 @@
-// Rows of int8 x times rows of int8 weights in tile registers, for int8_gemm and linear_int8.
-// Sums are exact, so a row's bits do not depend on the kernel.
-// Limit: gemm/tile_product.h.
+// Rows of int8 x times rows of int8 weights in tile registers, for int8_gemm and linear_int8. Sums are exact, so a
+// row's bits do not depend on the kernel. Limit: see gemm/tile_product.h.
 #pragma once
 
 #include "gemm/tile_rows.h"
@@ -13,8 +12,8 @@ constexpr int64_t byte_room(int64_t k) {
     return ceil_div(k, kTmmRowBytes) * kTmmRowBytes;
 }
 
-// y of m rows of x and n weight rows of k bytes each. row(i, room) as in gemm/tile_rows.h, with byte_room(k) bytes.
-// output(row, column, sums as floats, lanes).
+// Computes y of m rows of x and n weight rows of k bytes each. row(i, room) as in gemm/tile_rows.h, with byte_room(k)
+// bytes of room. Calls output(row, column, sums as floats, lanes).
 template <typename Row, typename Epilogue>
 void multiply_bytes(int64_t m, int64_t n, int64_t k, const int8_t *weights, int64_t stride, const Row &row,
                     const Epilogue &output) {

@@ -66,7 +66,7 @@ void check(const Args &args, const Names &names) {
 
 void run(const ExecutionContext &context, const Args &args, const Names &names) {
     check(args, names);
-    // A row without elements has a deviation.
+    // An empty row has a deviation too.
     if (args.output.numel() > 0 || (args.deviation.dtype != INFINI_DTYPE_INVALID && args.deviation.numel() > 0)) {
         kernels.run(context, args);
     }

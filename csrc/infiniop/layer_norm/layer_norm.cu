@@ -1,6 +1,6 @@
-// The CUDA kernel of layer_norm: one pass over memory, with the row in registers; rows too long for that (16384 halves)
-// and rows of ColumnReducer are read three times, twice of them from L2.
-// Limit: memory bandwidth, one row read and one or two written: 4 or 6 bytes for each bf16.
+// The CUDA kernel of layer_norm: one pass over memory, with the row in registers. Rows too long for registers (16384
+// halves) and rows of ColumnReducer are read three times, twice of these from L2.
+// Limit: memory bandwidth, one row read and one or two written: 4 or 6 bytes per bf16 element.
 // SASS: norm_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.cuh"
 #include "cuda/strided_rows.cuh"
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(Reducer::kMaxThreads, 1) norm_rows(const __gri
     constexpr int kWidth = cuda::kWidth<T>;
     INFINI_SHARED(shared, float[Reducer::kShared]);
     const int64_t number = Reducer::number();
-    const bool mine = number < a.rows.starts.count; // surplus rows of the last block still meet the barriers
+    const bool mine = number < a.rows.starts.count; // threads without a row in the last block still reach the barriers
     int64_t at[kTensors];
     a.rows.starts.locate(mine ? number : 0, at);
     Reducer reducer(a.input + at[kInput], mine ? a.rows.n : 0, a.rows, shared);

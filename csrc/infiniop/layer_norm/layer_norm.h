@@ -10,13 +10,13 @@
 namespace infini::layer_norm {
 
 struct Args {
-    TensorView output;          // [..., n], may be input itself
-    TensorView standardization; // [..., n], may be input itself if output is not; or of dtype INFINI_DTYPE_INVALID:
-                                // neither it nor the deviation is wanted
+    TensorView output; // [..., n], may be input itself
+    // May alias input if output does not; dtype INFINI_DTYPE_INVALID: no statistics wanted.
+    TensorView standardization; // [..., n]
     TensorView deviation;       // [...]
     TensorView input;           // [..., n], one dimension at least
-    TensorView weight;          // [n], the dtype of input or float32, as bias; or of dtype INFINI_DTYPE_INVALID: none
-    TensorView bias;            // [n], or of dtype INFINI_DTYPE_INVALID: none
+    TensorView weight; // [n], the dtype of input or float32, as bias has; dtype INFINI_DTYPE_INVALID: no weight
+    TensorView bias;   // [n], or dtype INFINI_DTYPE_INVALID: no bias
     double eps = 0;
 };
 
@@ -29,7 +29,7 @@ struct Names {
 // Checks the arguments against the rules above.
 void check(const Args &args, const Names &names);
 
-// Checks them, then computes the outputs.
+// Checks the arguments, then computes the outputs.
 void run(const ExecutionContext &context, const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

@@ -1,5 +1,5 @@
-// The CPU kernel of layer_norm: one row at a time, in three passes over it: the mean, the variance about it, the
-// outputs; only the first reads from memory. Limit: memory bandwidth, one row read and one or two written.
+// The CPU kernel of layer_norm: one row at a time, in three passes: the mean, the variance about it, the outputs. Only
+// the first reads from memory. Limit: memory bandwidth, one row read and one or two written.
 #include "dense_rows.h"
 #include "layer_norm.h"
 #include "level_types.h"
@@ -13,14 +13,14 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// From this many bytes of input and outputs on, streaming stores are faster: below, the output may still be in the 32
+// Streaming stores are faster from this many bytes of input and outputs on; below, the output may still be in the 32
 // MiB of last-level cache of the machine measured (two Zen 5 cores) when it is read next. float32 rows of 4096 on one
-// core, with ordinary and with streaming stores: two outputs, 12 MiB in all: 0.19 and 0.22 ms, 24 MiB: 0.70 and 0.45;
-// one output, 16 MiB: 0.40 and 0.25 (a later read from memory loses as much), 24 MiB: 0.83 and 0.45.
+// core, ms with ordinary and with streaming stores: two outputs, 12 MiB in all: 0.19 and 0.22, 24 MiB: 0.70 and 0.45;
+// one output, 16 MiB: 0.40 and 0.25 (but a later read from memory costs as much), 24 MiB: 0.83 and 0.45.
 constexpr int64_t kLayerNormStreamBytes = 24 << 20;
 
-// The last pass: y, and with kStatistics z, [n] from x [n]; w and b may be nullptr. With kStream they are streamed, and
-// the next row is prefetched, because this pass reads nothing from memory.
+// The last pass: computes y, and with kStatistics z, [n] from x [n]; w and b may be nullptr. With kStream, streams them
+// and prefetches the next row, because this pass reads nothing from memory.
 template <bool kStatistics, bool kStream, typename T, typename W>
 void write_row(T *y, T *z, const T *x, const W *w, const W *b, int64_t n, float mean, float scale, const T *next) {
     const auto write = [&](const auto &finish) {
@@ -47,9 +47,10 @@ void write_row(T *y, T *z, const T *x, const W *w, const W *b, int64_t n, float 
     }
 }
 
-// W: of weight and bias.
+// W: the type of weight and bias.
 template <bool kStatistics, typename T, typename W> void norm_rows(const layer_norm::Args &a) {
-    constexpr int kOutputs = kStatistics ? 3 : 1, kWide = kStatistics ? 2 : 1; // kWide of them as large as the input
+    // kWide outputs are as large as the input.
+    constexpr int kOutputs = kStatistics ? 3 : 1, kWide = kStatistics ? 2 : 1;
     const int64_t n = a.input.size(-1);
     const auto eps = static_cast<float>(a.eps);
     const bool with_weight = a.weight.dtype != INFINI_DTYPE_INVALID, with_bias = a.bias.dtype != INFINI_DTYPE_INVALID;
@@ -64,7 +65,7 @@ template <bool kStatistics, typename T, typename W> void norm_rows(const layer_n
     }
     views[kOutputs] = &a.input;
     const DenseRows<kOutputs + 1> rows(views, kOutputs);
-    // An absent parameter has empty rows.
+    // An absent weight or bias gets empty rows.
     TensorView absent = a.input;
     absent.ndim = 1;
     absent.shape[0] = 0;

@@ -11,9 +11,9 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The register tile: up to kTileRows rows of x times weight_rows() rows of the weight, one accumulator each. They fit
-// the 32 vector registers of AVX-512 or NEON, or the 16 of AVX2 and SSE, together with a vector of each weight row and
-// of x.
+// The register tile: up to kTileRows rows of x times weight_rows() rows of the weight, one accumulator each. With a
+// vector of each weight row and of x they fit into the 32 vector registers of AVX-512 or NEON, or the 16 of AVX2 and
+// SSE.
 constexpr int kTileRows = kManyRegisters ? 8 : 4;
 
 constexpr int weight_rows(int m) {
@@ -22,19 +22,19 @@ constexpr int weight_rows(int m) {
 
 // Rows of x that share one pass over the weight.
 constexpr int64_t kMaxRows = 32;
-// Weight rows that are multiplied by all of these before the next ones are read: they stay in the L2 cache.
+// Weight rows that are multiplied by all those rows of x before the next ones are read: they stay in the L2 cache.
 constexpr int64_t kGroup = 48;
-// k is cut into blocks such that a tile's rows of x stay in the L1 cache.
+// k is split into blocks such that a tile's rows of x stay in the L1 cache.
 constexpr int64_t kTileBytes = 16 * 1024;
 
-// Up to kStreamedRows rows of x, the weight is read in kStreams distant parts at once, and k is not cut. Measured on
-// one Zen 5 core, 2048 -> 5632 and 5632 -> 2048 from memory: 1.1 to 1.4 times as fast as adjacent rows or one after
-// another, also with padded rows. With three rows of x that gains nothing; two parts or eight gain less than four.
+// Up to kStreamedRows rows of x, the weight is read in kStreams distant parts at once, and k is not split. Measured on
+// one Zen 5 core, 2048 -> 5632 and 5632 -> 2048 from memory: 1.1 to 1.4 times as fast as adjacent rows or one row after
+// another, also with padded rows. With three rows of x it gains nothing; two or eight parts gain less than four.
 constexpr int64_t kStreamedRows = 2;
 constexpr int kStreams = 4;
 
-// The prefetch distance while the weight comes from memory: with few rows of x, where memory is the limit, a short one
-// within each weight row, else whole rows ahead.
+// The prefetch distance while the weight comes from memory. With few rows of x, where memory is the limit, a short
+// distance within each weight row; else whole rows ahead.
 constexpr int64_t kRowsAheadBytes = 8 * 1024, kCloseAheadBytes = 1536;
 
 constexpr bool follows_closely(int m) {
@@ -43,7 +43,7 @@ constexpr bool follows_closely(int m) {
 
 constexpr int64_t kLineBytes = 64;
 
-// How weights of type W are multiplied: a step takes kStep elements of k; x is packed as type X.
+// How weights of type W are multiplied: a step covers kStep elements of k; x is packed as type X.
 template <typename W> struct Steps {
     using X = float;
     static constexpr int kStep = kLanes;
@@ -54,7 +54,7 @@ template <typename W> struct Steps {
 };
 
 #if defined(__AVX512BF16__)
-// Two adjacent elements of k a lane, 32 a step. Denormal inputs and sums count as zero in this instruction.
+// Two adjacent elements of k per lane, 32 per step. The instruction treats denormal inputs and sums as zero.
 template <> struct Steps<bf16> {
     using X = bf16;
     static constexpr int kStep = 2 * kLanes;
@@ -80,22 +80,22 @@ template <> struct Steps<bf16> {
 };
 #endif
 
-// The cache lines that a tile prefetches for its first weight row, one for each line that it multiplies: from `first`
-// on until `until` elements of k are done, then from `then` on, `step` elements apart. The same for its other rows.
+// The cache lines that a tile prefetches for its first weight row, one per line that it multiplies: from `first` on
+// until `until` elements of k are done, then from `then` on, `step` elements apart. Likewise for its other rows.
 template <typename W> struct Prefetch {
     const W *first, *then;
     int64_t until, step;
 };
 
-// The sums of a tile: that of weight row r and row m of x is at[m * m_step + r * row_step].
+// The sums of a tile: at[m * m_step + r * row_step] belongs to weight row r and row m of x.
 struct Sums {
     VecF *at;
     int64_t m_step, row_step;
     VecF &operator()(int m, int r) const { return at[m * m_step + r * row_step]; }
 };
 
-// part(m, r) = or += weight row r * row m of x over k elements; `=` for the first ones.
-// x is packed: kStep elements of each of the kM rows, then the next kStep.
+// part(m, r) = weight row r * row m of x over k elements, or += unless these are the first elements. x is packed: kStep
+// elements of each of the kM rows, then the next kStep.
 template <int kWeightRows, int kM, bool kClose, typename W>
 __attribute__((noinline)) void multiply_tile(const W *w, int64_t w_stride, const typename Steps<W>::X *x, int64_t k,
                                              const Sums &part, bool first, const Prefetch<W> &prefetch) {
@@ -162,13 +162,13 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-// How m rows of x are cut into tiles, and k into blocks: evenly, so that no piece is much smaller than the others.
+// How m rows of x are split into tiles, and k into blocks: evenly, so that no part is much smaller than the others.
 template <typename W> struct Plan {
     using S = Steps<W>;
     static constexpr int64_t kLine = kLineBytes / sizeof(W);
     int64_t m, k, tiles, tile_rows, blocks, block_k;
-    int64_t rows_ahead; // how many weight rows before its use the weight is prefetched
-    int64_t line_step;  // how far prefetched lines lie apart, in elements
+    int64_t rows_ahead; // how many weight rows ahead the weight is prefetched
+    int64_t line_step;  // the distance between prefetched lines, in elements
 
     Plan(int64_t m_, int64_t k_) : m(m_), k(k_) {
         tiles = ceil_div(m, kTileRows);
@@ -182,7 +182,7 @@ template <typename W> struct Plan {
         rows_ahead = ceil_div(kRowsAheadBytes, block_k * kBytes);
         const int64_t rows_at_once = weight_rows(static_cast<int>(tile_rows));
         if (tiles > 1) {
-            // Each of the tiles prefetches its share of the next group, so that memory is never idle.
+            // Each tile prefetches its share of the next group, so that memory is never idle.
             rows_ahead = kGroup;
             line_step = kLine / tiles;
         } else if (rows_ahead < rows_at_once) {
@@ -200,7 +200,7 @@ template <typename W> struct Plan {
     size_t bytes() const { return static_cast<size_t>((k + S::kStep) * m) * sizeof(typename S::X); }
 };
 
-// Prefetches a short distance ahead within a weight row of k elements, and then in the row `then`.
+// Prefetches a short distance ahead within a weight row of k elements, then in the row `then`.
 template <typename W> Prefetch<W> follow(const W *row, int64_t k, const W *then) {
     constexpr int64_t kAhead = kCloseAheadBytes / sizeof(W), kLine = kLineBytes / sizeof(W);
     const int64_t until = k > kAhead ? (k - kAhead) / kLine * kLine : 0;
@@ -242,7 +242,7 @@ template <int kM = 1, typename Body> void with_count(int64_t m, const Body &body
     body(Count<kM>{});
 }
 
-// Packs one row of x for its tile, converted to the type that is multiplied, with zeros beyond k.
+// Packs one row of x for its tile, converted to the type that is multiplied and padded with zeros beyond k.
 template <typename T> void pack_row(const Plan<T> &plan, int64_t row, const T *from, typename Steps<T>::X *packed) {
     using X = typename Steps<T>::X;
     constexpr int kStep = Steps<T>::kStep;
@@ -274,8 +274,8 @@ void write(const VecF *part, int64_t n, const Epilogue<T> &epilogue, int64_t off
     });
 }
 
-// Computes y of kM rows of x, for the rows begin .. end-1 of one weight in streams. Returns the end of the rows that
-// divide evenly among the streams.
+// Computes y of kM rows of x, for rows begin .. end-1 of one weight in streams. Returns the end of the rows that divide
+// evenly among the streams.
 template <int kM, typename T>
 int64_t multiply_streams(const TensorView &weights, const Epilogue<T> &epilogue, const Plan<T> &plan,
                          const typename Steps<T>::X *packed, const int64_t *y_offsets, int64_t begin, int64_t end) {
@@ -299,7 +299,7 @@ int64_t multiply_streams(const TensorView &weights, const Epilogue<T> &epilogue,
     return begin + kStreams * length;
 }
 
-// Computes y of at most kMaxRows rows of x, for the rows begin .. end-1 of one weight; row m of y is at y_offsets[m].
+// Computes y of at most kMaxRows rows of x, for rows begin .. end-1 of one weight; row m of y is at y_offsets[m].
 template <typename T>
 void multiply_rows(const TensorView &weights, const Epilogue<T> &epilogue, const Plan<T> &plan,
                    const typename Steps<T>::X *packed, const int64_t *y_offsets, int64_t begin, int64_t end) {
@@ -338,8 +338,8 @@ void multiply_rows(const TensorView &weights, const Epilogue<T> &epilogue, const
     }
 }
 
-// The same for all weights, counted in units of kUnit rows, where each weight is rounded up to whole units: so the
-// columns of y are split evenly among threads, also of a narrow weight.
+// The same for all weights, counted in units of kUnit rows (each weight is rounded up to whole units), so that the
+// columns of y are split evenly among threads even if a weight is narrow.
 constexpr int64_t kUnit = 12; // a multiple of most tiles' rows
 
 inline int64_t units(const TensorView &weight) {

@@ -1,5 +1,5 @@
-// Products of few rows of float x with weights that are read once, by multiply-adds: dense, int8 and int4.
-// A lane has every 32nd step of k, and the warp reduces its lanes: the order of a sum depends on k alone.
+// Products of a few rows of float x with weights that are read once, by multiply-adds: dense, int8 and int4. A lane
+// handles every 32nd step of k, and the warp reduces its lanes: the order of a sum depends on k alone.
 // Limit: memory bandwidth of the weight's bytes for one row of x; from four rows on the multiply-adds.
 #pragma once
 
@@ -10,9 +10,9 @@
 namespace infini::weight_stream {
 
 constexpr int kFloatRows = 4; // rows of x that share a pass over the weight
-constexpr int kFloatStep = 4; // elements that a lane has at once
+constexpr int kFloatStep = 4; // elements per lane and step
 
-// Elements first .. first + 3 of a row of the weight, as floats; kBits 32, 8 or 4.
+// Loads elements first .. first + 3 of a row of the weight as floats; kBits: 32, 8 or 4.
 template <int kBits>
 __device__ __forceinline__ void read_weights(const Problem<float> &a, const Weight &w, int64_t n, int64_t first,
                                              int count, float (&out)[kFloatStep]) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void read_weights(const Problem<float> &a, const Weig
     }
 }
 
-// A warp has two rows of the weight; each lane has every 32nd step of k.
+// A warp handles two rows of the weight; each lane handles every 32nd step of k.
 template <int kBits, int kRows>
 __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2) stream_floats(const __grid_constant__ Problem<float> a) {
     cuda::grid_dependency_sync();

@@ -1,4 +1,4 @@
-// The rules of linear and fused_linear, their kernels, and the table of the faster kernel on the CPU.
+// The rules of linear and fused_linear, their kernels, and the table of which CPU kernel is faster.
 #include "linear.h"
 
 #include <limits>
@@ -11,15 +11,15 @@ KernelTable<Args> kernels{"linear"};
 
 namespace {
 
-// Up to how many rows of bfloat16 the kernel for few rows is faster. Measured on one Zen 5 core with weights of
-// 2048 x 11264, 5632 x 2048, 2048 x 2560 and 768 x 4096, in GFLOP/s:
+// Up to how many rows of bfloat16 the kernel for few rows is faster. Measured on one Zen 5 core with weights of 2048 x
+// 11264, 5632 x 2048, 2048 x 2560 and 768 x 4096, in GFLOP/s:
 //   AVX-512 BF16: few 370 at 32 rows, 350 at 48, 370 at 64, 380 at 96; many 340 at 32, 370 at 48, 390 at 64, 420 at 96,
 //                 440 at 512. oneDNN: 260, 310, 340, 380, 445.
-//   AVX-512, AVX2: the products are float's, and few is within 5 % of many. Baseline: few 30, many 35.
-// In float32 and float16, whose products are always float's, there is nothing to gain.
+//   AVX-512, AVX2: products are computed in float, and few is within 5 % of many. Baseline: few 30, many 35.
+// float32 and float16, whose products are always computed in float, gain nothing from the kernel for many rows.
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 #if defined(__aarch64__)
-constexpr int64_t kFewRows[kCpuCapabilities] = {kAny, kAny, 40}; // neon, neon_dotprod, neon_bf16: assumed, not measured
+constexpr int64_t kFewRows[kCpuCapabilities] = {kAny, kAny, 40}; // neon_bf16 (40) is assumed, not measured
 #else
 constexpr int64_t kFewRows[kCpuCapabilities] = {40, kAny, kAny, kAny, kAny, 40}; // baseline first, avx512_bf16 last
 #endif
@@ -32,7 +32,7 @@ bool given(const TensorView &optional) {
     return optional.dtype != INFINI_DTYPE_INVALID;
 }
 
-// Kernels find an element of the residual where y has its own.
+// Kernels find an element of the residual at the offset of y's element.
 void check_residual(const Op &op, const TensorView &residual, const TensorView &y) {
     op.rule.same_dtype("residual", residual, "out", y);
     op.rule.same_shape("residual", residual, "out", y);
@@ -46,14 +46,14 @@ void check_residual(const Op &op, const TensorView &residual, const TensorView &
     op.rule.no_partial_overlap("out", y, "residual", residual);
 }
 
-// Computes y by a library, if it takes the call. Callers with a residual, those of the C ABI, have none.
+// Computes y by a library, if it supports the call. Calls with a residual come from the C ABI, which has no library.
 bool run_by_library(const ExecutionContext &context, const Args &args) {
     if (context.library == nullptr || given(args.residual)) {
         return false;
     }
     for (int i = 0; i < args.weights; ++i) {
         if (given(args.bias[i]) && args.bias[i].dtype != args.x.dtype) {
-            return false; // libraries take no other dtype
+            return false; // libraries support no other bias dtype
         }
     }
     const int64_t least = gemm::library_from(gemm::Products::kLinear, args.x.dtype);

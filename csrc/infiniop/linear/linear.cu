@@ -1,9 +1,9 @@
-// The CUDA kernels of linear and fused_linear: with few rows of x the weights are streamed (weight_stream.cuh), with
-// more cuBLAS computes a product for each weight into columns of y that already hold its bias: so the result is rounded
-// once. (A bias in the epilogue would take cublasLt: another library with ten more functions to load and algorithms to
-// select and cache, to save a launch and 4 bytes an element of y: on paper 8 % at k = 4096, for models that have a
-// bias.) A float32 bias of half types is added to sums that cuBLAS leaves in float32. A residual is added in the epilogue
-// of streamed weights; cuBLAS's product is rounded in the workspace first.
+// The CUDA kernels of linear and fused_linear. With few rows of x the weights are streamed (weight_stream.cuh); with
+// more, cuBLAS adds the product with each weight to columns of y that already hold its bias, so the result is rounded
+// once. (A bias in cuBLAS's epilogue would take cublasLt, another library with ten more functions to load and
+// algorithms to select and cache, to save a launch and 4 bytes per element of y: on paper 8 % at k = 4096, for models
+// that have a bias.) A float32 bias with half types is added to sums that cuBLAS leaves in float32. A residual is added
+// in the epilogue of streamed weights; a product of cuBLAS is first rounded into the workspace.
 #include "elementwise/elementwise.h"
 #include "gemm/cublas.h"
 #include "gemm/matmul.h"
@@ -18,7 +18,7 @@ bool has_residual(const Args &args) {
     return args.residual.dtype != INFINI_DTYPE_INVALID;
 }
 
-// Whether a bias is float32 beside a half type: y cannot hold it before the product.
+// Whether the bias is float32 but y a half type: y cannot hold the bias before the product.
 bool has_wide_bias(const Args &args, int weight) {
     return args.bias[weight].dtype != INFINI_DTYPE_INVALID && args.bias[weight].dtype != args.x.dtype;
 }
@@ -31,13 +31,14 @@ bool has_wide_bias(const Args &args) {
     return any;
 }
 
-// The sums of a product that stay in float32; in the workspace behind cuBLAS's own.
+// The bytes of a product's float32 sums; they follow cuBLAS's own workspace.
 size_t sums_bytes(const Args &args) {
     const int64_t n = columns(args);
     return has_wide_bias(args) ? static_cast<size_t>(args.y.numel() / n * (n + 4)) * sizeof(float) : 0;
 }
 
-// The product with one weight into such sums, its addresses aside; false where cuBLAS does not take the layouts.
+// Sets `product` to the product with one weight into such sums, without addresses; false if cuBLAS does not support the
+// layouts.
 bool as_sums(const Args &args, int i, gemm::Args &product) {
     const TensorView &weight = args.weight[i];
     if (!as_matrix(args.x, product.a)) {
@@ -50,7 +51,7 @@ bool as_sums(const Args &args, int i, gemm::Args &product) {
     product.b.strides[0] = 1, product.b.strides[1] = weight.stride(0);
     product.c.dtype = INFINI_DTYPE_F32;
     product.c.shape[1] = weight.size(0);
-    product.c.strides[0] = (weight.size(0) + 3) / 4 * 4; // for vectors
+    product.c.strides[0] = (weight.size(0) + 3) / 4 * 4; // a multiple of 4, for vector accesses
     return gemm::cublas_takes(product);
 }
 
@@ -82,7 +83,7 @@ template <typename T> void stream(const ExecutionContext &context, const Args &a
     weight_stream::multiply_dense(context, problem);
 }
 
-// A view of a matrix, or of several, with a leading dimension of 1 where there was one dimension.
+// Adds a leading dimension of 1 to a view of one dimension.
 TensorView with_rows(TensorView x) {
     if (x.ndim == 1) {
         x.ndim = 2;
@@ -115,7 +116,7 @@ template <typename T> void multiply(const ExecutionContext &context, const Args 
             product.c.data = product.c.as<T>() + n;
             continue;
         }
-        product.b = product.c; // its leading dimensions, by stride 0
+        product.b = product.c; // its leading dimensions by stride 0
         for (int dim = 0; dim + 2 < product.b.ndim; ++dim) {
             product.b.strides[dim] = 0;
         }
@@ -135,7 +136,7 @@ template <typename T> void multiply(const ExecutionContext &context, const Args 
     }
 }
 
-// The same with a residual: an addition of its own behind it, for y may be the residual.
+// The same with a residual, which is added by a separate kernel afterwards, because y may alias it.
 template <typename T> void multiply_and_add(const ExecutionContext &context, const Args &args) {
     Args product = args;
     product.residual = {};
@@ -174,7 +175,7 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
     });
 }
 
-// Not for streamed rows: a CUDA graph would keep it.
+// None for streamed rows: a CUDA graph would keep it.
 size_t workspace_on_cuda(const ExecutionContext &, const Args &args) {
     if (streams(args)) {
         return 0;

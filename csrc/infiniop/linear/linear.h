@@ -1,7 +1,7 @@
-// linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n]. fused_linear: up to three weights,
-// with their results concatenated along the columns of y. Products are summed in float in an order that depends on k
+// linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n]. fused_linear: up to three weights;
+// their results are concatenated along the columns of y. Products are summed in float in an order that depends on k
 // alone: a row of x has the same bits in any call. On CUDA that holds for few rows; cuBLAS multiplies more.
-// linear_add: y = linear + residual, rounded twice: the bits of linear and add.
+// linear_add: y = linear + residual, rounded twice: the bits of linear followed by add.
 #pragma once
 
 #include "check.h"
@@ -18,12 +18,12 @@ struct Args {
     TensorView x; // [..., k]
     int weights = 1;
     TensorView weight[kMaxWeights]; // [n, k], the dtype of x; any row stride
-    TensorView bias[kMaxWeights];   // [n], the dtype of x or float32; dtype == INFINI_DTYPE_INVALID: none
-    TensorView residual;            // the shape, dtype and strides of y, which it may be; INFINI_DTYPE_INVALID: none
-    void *workspace = nullptr;      // CUDA: workspace_bytes(); nullptr: cuBLAS allocates
+    TensorView bias[kMaxWeights];   // [n], the dtype of x or float32; dtype == INFINI_DTYPE_INVALID: no bias
+    TensorView residual; // the shape, dtype and strides of y, which it may alias; INFINI_DTYPE_INVALID: no residual
+    void *workspace = nullptr; // CUDA: workspace_bytes() bytes; nullptr: cuBLAS allocates
 };
 
-// An op, the names of its arguments, and the reasons of their sizes in messages.
+// An op's name, its arguments' names, and the reasons for their sizes, for messages.
 struct Op {
     Checker rule;
     const char *weight[kMaxWeights], *bias[kMaxWeights];
@@ -42,26 +42,27 @@ constexpr Op kFusedLinear{Checker("fused_linear"),
                           {"to match the rows of a", "to match the rows of b", "to match the rows of c"},
                           "the rows of x by those of all weights"};
 
-// The columns of y.
+// The number of columns of y.
 int64_t columns(const Args &args);
 
-// The rows of x as one dimension, if their strides allow it.
+// Merges the rows of x into one dimension; returns false if their strides do not allow it.
 bool as_matrix(const TensorView &x, TensorView &matrix);
 
-// Check the arguments against the rules above: the inputs, which determine the shape of y; and y.
+// Check the arguments against the rules above: the inputs, which determine the shape of y; then y too.
 void check_inputs(const Op &op, const Args &args);
 void check_output(const Op &op, const Args &args);
 
-// Computes y of arguments that were checked; any number of rows.
+// Computes y, for any number of rows. Call after the checks.
 void run(const ExecutionContext &context, const Args &args);
 
-// On the CPU: weights are read as they lie, once for every 32 rows of x; or both are packed, for many rows of bfloat16.
+// CPU kernels. few_rows reads weights in place, once for every 32 rows of x; many_rows packs both operands, for
+// bfloat16.
 INFINI_CPU_KERNEL(few_rows_kernel, Args)
 INFINI_CPU_KERNEL(many_rows_kernel, Args)
-INFINI_TILE_KERNEL(tile_kernel, Args) // any number of rows of bfloat16
+INFINI_TILE_KERNEL(tile_kernel, Args) // for any number of rows of bfloat16
 extern KernelTable<Args> kernels;
 
-// The bytes that run uses at args.workspace, for arguments that were checked: none without cuBLAS.
+// The bytes that run uses at args.workspace; 0 without cuBLAS. Call after the checks.
 inline size_t workspace_bytes(const ExecutionContext &context, const Args &args) {
     return args.y.numel() > 0 ? kernels.workspace_bytes(context, args) : 0;
 }

@@ -9,7 +9,7 @@ int64_t blocks_of(const TensorView &weight) {
     return ceil_div(weight.size(0), kPairRows);
 }
 
-// One of the weights, and the epilogue of its products.
+// One weight, and the epilogue of its products.
 struct Factor {
     const bf16 *weight;
     int64_t stride, n, first_block;

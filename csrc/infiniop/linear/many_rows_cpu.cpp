@@ -1,6 +1,6 @@
 // The CPU kernel of linear and fused_linear for many rows of bfloat16: both operands are packed into panels that stay
-// in the caches and multiplied by register tiles, in the same order of the sum as in the kernel for few rows.
-// Limit: the multiply-add units.
+// in the caches and are multiplied by register tiles, in the same order of sums as in the kernel for few rows. Limit:
+// the multiply-add units.
 #include "epilogue.h"
 #include "gemm/pack_panels.h"
 #include "parallel.h"
@@ -10,12 +10,12 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 using W = PackedK<bf16>;
-constexpr int64_t kStepElements = kLanes * W::kElements; // of k: a vector of words
+constexpr int64_t kStepElements = kLanes * W::kElements; // elements of k in a vector of words
 
-// With few rows a vector of sums belongs to one element of y: its lane l sums every kLanes-th word of k from word l on,
-// a chain, and at the end the lanes are added in pairs, l and l + kLanes / 2 first. Here a vector's lanes belong to
-// kLanes elements of y, and chains are computed in pairs, in the order of their lanes' reversed bits: then the results
-// of the last two, four, ... are always the next to be added, and are kept on a short stack.
+// In the kernel for few rows, a vector of sums belongs to one element of y: lane l sums every kLanes-th word of k from
+// word l on (a chain), and at the end lanes are added in pairs, l and l + kLanes / 2 first. Here the lanes of a vector
+// belong to kLanes elements of y, and chains are computed in pairs, in the order of their lanes' reversed bits: then
+// the latest two, four, ... results are always the next to be added, and are kept on a short stack.
 constexpr int kPairs = kLanes / 2, kStack = kLanes == 16 ? 3 : kLanes == 8 ? 2 : 1; // log2 of kPairs
 
 struct Order {
@@ -32,8 +32,8 @@ struct Order {
 };
 constexpr Order kOrder;
 
-// The register tile: two chains of up to kTileRows rows of x and kTileColumns columns of y, an accumulator for each
-// row, vector of columns and chain, plus two vectors of the weight and a word of x. Two tiles' rows are packed
+// The register tile: two chains of up to kTileRows rows of x and kTileColumns columns of y: one accumulator per row,
+// vector of columns and chain, plus two vectors of the weight and a word of x. The rows of two tiles are packed
 // together.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 7;
@@ -44,19 +44,18 @@ constexpr int kTileRows = 2;
 #endif
 static_assert(kTileRows <= kPairs); // half a vector holds the words of a tile's rows
 #if defined(__aarch64__)
-constexpr int kTileVectors = 4; // few rows fit, but 32 registers are there
+constexpr int kTileVectors = 4; // for few rows, although there are 32 registers
 #else
 constexpr int kTileVectors = 2;
 #endif
 constexpr int kTileColumns = kTileVectors * kLanes;
 constexpr int64_t kSums = kTileRows * kTileColumns; // floats of a tile's sums
 
-// The most rows that are packed at once, and the most bytes: the weight is packed again for each such pass. Up to
-// kGroupTiles tiles of them, at most kGroupBytes, stay in L2 with their stacks while a panel of the weight is
-// multiplied.
+// The most rows, and bytes, that are packed at once: the weight is packed again for each such pass. Up to kGroupTiles
+// tiles of these rows, at most kGroupBytes, stay in L2 with their stacks while a panel of the weight is multiplied.
 constexpr int64_t kPassRows = 1024, kPassBytes = 16 << 20, kGroupTiles = 16, kGroupBytes = 512 << 10;
 
-// Calls body(step, lane, words) with the words of kLanes rows of k elements; nullptr is a row of zeros.
+// Calls body(step, lane, words) for the words of kLanes rows of k elements; nullptr is a row of zeros.
 template <typename Body>
 INFINI_ALWAYS_INLINE void for_each_step(const bf16 *const (&rows)[kLanes], int64_t k, const Body &body) {
     const auto step = [&](int64_t i, auto elements) __attribute__((always_inline)) {
@@ -86,8 +85,8 @@ INFINI_ALWAYS_INLINE void for_each_step(const bf16 *const (&rows)[kLanes], int64
     }
 }
 
-// Computes the sums of a pair of chains of a tile and adds the `added` earlier sums at `sums`, kSums floats apart, the
-// last of them first. Prefetches a cache line per step from `soon` on.
+// Computes the sums of a pair of chains of a tile and adds the `added` earlier sums at `sums`, which lie kSums floats
+// apart, the last one first. Prefetches a cache line per step from `soon` on.
 template <int kM>
 __attribute__((noinline)) void multiply_tile(const float *x, const float *panel, int64_t steps, float *sums, int added,
                                              const char *soon) {
@@ -137,15 +136,14 @@ template <int... kRow> constexpr Multiply tile_of(std::integer_sequence<int, kRo
     return kTiles[rows - 1];
 }
 
-// Row tiles of x, split evenly, in groups. For a pair of chains a group's tiles are contiguous, and a step of a tile
-// takes kLanes words: kPairs for either chain.
+// Row tiles of x, split evenly, in groups. For a pair of chains a group's tiles are contiguous; a step of a tile takes
+// kLanes words, kPairs for each of the two chains.
 struct Pass {
     int64_t rows, k;
     int64_t steps = ceil_div(k, kStepElements), tiles = ceil_div(rows, kTileRows);
-    int64_t tile_floats = steps * kLanes; // for a pair of chains
+    int64_t tile_floats = steps * kLanes; // per pair of chains
     int64_t groups = ceil_div(tiles, group_tiles());
-    // Of a panel, for a pair of chains; padded by 64 bytes so that the chains of a step do not map to the same cache
-    // set.
+    // Per panel and pair of chains; padded by 64 bytes so that the chains of a step do not map to the same cache set.
     int64_t panel_floats = steps * 2 * kTileColumns + kLanes;
 
     int64_t group_tiles() const {
@@ -163,7 +161,7 @@ struct Pass {
     }
 };
 
-// Packs a group's rows, two tiles at a time: either half of a vector goes to one of them.
+// Packs a group's rows, two tiles at a time: each half of a vector goes to one of them.
 void pack_group(const Pass &pass, int64_t group, const bf16 *x, const int64_t *offsets, float *packed) {
     for (int64_t tile = pass.tile(group); tile < pass.tile(group + 1); tile += 2) {
         const int64_t there = tile + 1 < pass.tile(group + 1) ? 2 : 1;
@@ -188,13 +186,13 @@ void pack_group(const Pass &pass, int64_t group, const bf16 *x, const int64_t *o
 
 // Up to kTileColumns columns of y and the rows of one weight that they come from.
 struct Columns {
-    const bf16 *weight;    // of the first column
-    int64_t stride, count; // of the weight's rows
-    int64_t first;         // of all columns that come from the weight
+    const bf16 *weight;    // at the first column
+    int64_t stride, count; // row stride, and number of columns
+    int64_t first;         // counted among all columns that come from the weight
     const Epilogue<bf16> &epilogue;
 };
 
-// For a pair of chains a step takes kTileColumns words for the one chain, then for the other.
+// For a pair of chains, a step has kTileColumns words of the first chain, then of the second.
 void pack_panel(const Pass &pass, const Columns &columns, float *panel) {
     for (int64_t j = 0; j < kTileColumns; j += kLanes) {
         const bf16 *rows[kLanes];
@@ -216,7 +214,7 @@ void write_rows(const float *sums, int64_t rows, const int64_t *y_offsets, const
     }
 }
 
-// Computes y of a pass's rows for some columns. Prefetches the weight of the next ones, a row per tile.
+// Computes y of a pass's rows for some columns. Prefetches the weight of the next columns, a row per tile.
 void multiply_columns(const Pass &pass, float *x, const int64_t *y_offsets, const Columns &columns, const Columns &next,
                       float *scratch) {
     constexpr std::make_integer_sequence<int, kTileRows> sizes{};
@@ -249,10 +247,10 @@ int64_t panels(const TensorView &weight) {
     return ceil_div(weight.size(0), kTileColumns);
 }
 
-// The panels begin .. end-1 of all weights.
+// Computes panels begin .. end-1 of all weights.
 void multiply_panels(const linear::Args &a, const Pass &pass, float *x, const int64_t *y_offsets, int64_t begin,
                      int64_t end, float *scratch) {
-    int64_t first = 0; // of the weight's columns in y
+    int64_t first = 0; // the column of y at which the weight's columns start
     for (int i = 0; i < a.weights; ++i) {
         const TensorView &weight = a.weight[i];
         const Epilogue<bf16> epilogue(a, i, first);

@@ -1,5 +1,5 @@
-// Up to how many rows of x a CUDA kernel streams dense weights (weight_stream.cuh) instead of calling cuBLAS. With
-// more, half types would be bound by the tensor cores, float32 by the multiply-adds; not measured.
+// The number of rows of x up to which a CUDA kernel streams dense weights (weight_stream.cuh) instead of calling
+// cuBLAS. With more rows the tensor cores would limit half types, the multiply-adds float32; not measured.
 #pragma once
 
 #include <cstddef>

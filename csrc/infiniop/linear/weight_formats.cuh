@@ -1,7 +1,7 @@
-// The weight formats of weight_stream.cuh: from the bytes of a stage in shared memory to fragments for the tensor
-// cores. Elements of k are permuted so that no shuffles are needed: a lane multiplies what it has read, and x is
-// permuted alike (`arrange`). A format takes a stage in steps; a lane has kLane elements of a row in a step, read
-// kReadBytes at a time.
+// The weight formats of weight_stream.cuh: how bytes of a stage in shared memory become fragments for the tensor cores.
+// Elements of k are permuted so that no shuffles are needed: a lane multiplies what it has read, and `arrange` permutes
+// x in the same way. A format processes a stage in steps; in a step a lane has kLane elements of a row, read kReadBytes
+// at a time.
 #pragma once
 
 #include "cuda/mma.cuh"
@@ -12,12 +12,12 @@
 
 namespace infini::weight_stream {
 
-// The offset of a lane's part of a slot: row lane / 4, the first of the lane's columns.
+// The offset of a lane's part in a slot: row lane / 4, the first of the lane's columns.
 template <typename F> __device__ __forceinline__ int lane_part(int g, int t) {
     return F::kReadBytes == 4 ? place<F>(g, 0) + 4 * t : place<F>(g, t);
 }
 
-// Reads the part's bytes of a step, of the lane's first row and of the row 8 below it; a step takes kReadBytes a lane.
+// Reads a lane's bytes of a step, from its first row and from the row 8 below; a step has kReadBytes per lane and row.
 template <typename F, typename Read>
 __device__ __forceinline__ void read_step(Read &low, Read &high, const unsigned char *slot, int part, int step) {
     const unsigned char *const from = slot + (F::kReadBytes == 4 ? part + step * 16 : part ^ step * 64);
@@ -49,7 +49,7 @@ template <typename T> struct Dense {
     }
 };
 
-// int8 weights, x of a half type: the integers are exact in it.
+// int8 weights, x of a half type, which represents the integers exactly.
 template <typename T> struct Int8 {
     using X = T;
     using Sum = float;
@@ -99,15 +99,15 @@ struct Int8ByInt8 {
     }
 };
 
-// ---- int4: a step is of 32 elements, and so of one group; kUnit times a product is one with q - 8 ----
+// ---- int4: a step has 32 elements, all of one group; a product counts kUnit times a product with q - 8 ----
 
-// The sums within a group before scaling: products with q - 8, and, for zeros, x itself as products with ones: 16
-// instructions a stage, where additions by the lanes would take 130 for 8 rows of x.
+// The sums within a group before scaling: products with q - 8 and, if there are zeros, the sum of x itself as products
+// with ones. These take 16 instructions per stage; additions by the lanes would take 130 for 8 rows of x.
 template <typename Part, int kTiles> struct GroupSums {
     Part products[kTiles][4] = {}, of_x[kTiles][4] = {};
 };
 
-// sums += scale * products + zero * x's own sum.
+// sums += scale * products + zero * the sum of x.
 template <typename F, int kTiles>
 __device__ __forceinline__ void add_group(float (&sums)[kTiles][4], const GroupSums<typename F::Part, kTiles> &group,
                                           const GroupScales &scales) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void add_group(float (&sums)[kTiles][4], const GroupS
     }
 }
 
-// int4 weights, x of a half type: q - 8 is exact in it.
+// int4 weights, x of a half type, which represents q - 8 exactly.
 template <typename T, bool kHasZeros = true> struct Int4 {
     using X = T;
     using Sum = float;
@@ -133,7 +133,7 @@ template <typename T, bool kHasZeros = true> struct Int4 {
     static constexpr bool kGrouped = true, kZeros = kHasZeros;
     static constexpr float kUnit = 1;
 
-    // Pairs elements i and i + 4, as the nibbles are paired.
+    // Pairs elements i and i + 4, in the order of the nibbles.
     static __device__ __forceinline__ void arrange(uint32_t (&x)[kXRegisters]) {
         const uint32_t a = x[0], b = x[1], c = x[2], d = x[3];
         x[0] = __byte_perm(a, c, 0x5410);
@@ -166,7 +166,7 @@ template <typename T, bool kHasZeros = true> struct Int4 {
     }
 };
 
-// int4 weights and int8 x: sums within a group are exact. A nibble becomes the upper half of a byte, 16 (q - 8).
+// int4 weights and int8 x: sums within a group are exact. A nibble becomes the upper half of a byte: 16 (q - 8).
 template <bool kHasZeros = true> struct Int4ByInt8Format {
     using X = int8_t;
     using Sum = float;
@@ -176,7 +176,7 @@ template <bool kHasZeros = true> struct Int4ByInt8Format {
     static constexpr bool kGrouped = true, kZeros = kHasZeros;
     static constexpr float kUnit = 1.0f / 16;
 
-    // Even elements, then odd ones, as the nibbles.
+    // Even elements first, then odd ones, in the order of the nibbles.
     static __device__ __forceinline__ void arrange(uint32_t (&x)[kXRegisters]) {
         const uint32_t a = x[0], b = x[1];
         x[0] = __byte_perm(a, b, 0x6420);

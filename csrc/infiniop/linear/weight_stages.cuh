@@ -1,6 +1,6 @@
-// Stages of weight_stream.cuh: copies of 128 bytes of each of a block's 16 rows of the weight to a slot of shared
-// memory, followed by the scales and zeros of their groups; and the loads of the matching part of x. Nothing is checked
-// where addresses are aligned and a stage is whole.
+// Stages of weight_stream.cuh: copies 128 bytes of each of a block's 16 rows of the weight to a slot of shared memory,
+// followed by the scales and zeros of their groups; and loads the matching part of x. If addresses are aligned and a
+// stage is whole, nothing is checked.
 #pragma once
 
 #include "cuda/async_copy.cuh"
@@ -10,12 +10,12 @@
 
 namespace infini::weight_stream {
 
-constexpr int kStages = 4;                // of a warp that are in flight or in use
-constexpr int kStageBytes = 128;          // of each row of the weight
-constexpr int kChunks = kStageBytes / 16; // of 16 bytes, of each row
+constexpr int kStages = 4;                // per warp, in flight or in use
+constexpr int kStageBytes = 128;          // per row of the weight
+constexpr int kChunks = kStageBytes / 16; // 16-byte chunks per row
 
-// The offset of chunk `chunk` of 16 bytes of a row in a slot: free of bank conflicts for the writes and for reads of 4
-// or 16 bytes by (row, column) = (lane / 4, lane % 4).
+// place(row, chunk) is the offset of a 16-byte chunk of a row in a slot, with kPitch bytes between rows. Writes of
+// chunks, and reads of 4 or 16 bytes by (row, column) = (lane / 4, lane % 4), have no bank conflicts.
 template <typename F> constexpr int kPitch = F::kReadBytes == 4 ? kStageBytes + 16 : kStageBytes;
 
 template <typename F> __device__ __forceinline__ int place(int row, int chunk) {
@@ -24,7 +24,7 @@ template <typename F> __device__ __forceinline__ int place(int row, int chunk) {
     return row * kPitch<F> + (chunk ^ turn) * 16;
 }
 
-// The offset of the row 4 * i further down, from the first one's.
+// The offset of the row 4 * i below the one at offset `first`.
 template <typename F> __device__ __forceinline__ int place_below(int first, int i) {
     return (F::kReadBytes == 4 || i % 2 == 0 ? first : first ^ 2 * 16) + i * 4 * kPitch<F>;
 }
@@ -32,14 +32,14 @@ template <typename F> __device__ __forceinline__ int place_below(int first, int 
 // The layout of a stage's scales and zeros in its slot: [scales, zeros][kBlockRows][pitch bytes], of their dtype.
 struct GroupSlots {
     infiniDtype_t dtype = INFINI_DTYPE_INVALID;
-    int value = 0;      // bytes of one
-    int pitch = 0;      // bytes of a row of a stage: of 2 to 8 values
-    int row_bytes = 0;  // of all groups of a row
-    int copy_bytes = 0; // that are copied at once: 4, 8 or 16; 0: they are not aligned
+    int value = 0;      // bytes per value
+    int pitch = 0;      // bytes per row of a stage, which has 2 to 8 values
+    int row_bytes = 0;  // bytes of all groups of a row
+    int copy_bytes = 0; // bytes per copy: 4, 8 or 16; 0: not aligned
 };
 
 template <typename F> struct Stage {
-    static constexpr int kElements = kStageBytes * 8 / F::kBits; // of k
+    static constexpr int kElements = kStageBytes * 8 / F::kBits; // elements of k
     static constexpr int kSteps = kElements / (4 * F::kLane);
     static constexpr int kWeightBytes = kBlockRows * kPitch<F>;
 
@@ -59,7 +59,7 @@ template <typename F> struct Stage {
         }
         return slots;
     }
-    static int slot_bytes(const GroupSlots &slots) { // in whole units of 16
+    static int slot_bytes(const GroupSlots &slots) { // rounded up to multiples of 16
         if constexpr (F::kGrouped) {
             return kWeightBytes + (F::kZeros ? 2 : 1) * kBlockRows * slots.pitch;
         }
@@ -69,7 +69,7 @@ template <typename F> struct Stage {
 
 // ---- weights ----
 
-// Reads 16 bytes of a row of the weight, of which `left` exist.
+// Reads 16 bytes of a row of the weight, or the `left` bytes that exist.
 __device__ __forceinline__ cuda::Vector<uint32_t, 4> read_chunk(const Weight &w, const unsigned char *row,
                                                                 int64_t first, int left, int size) {
     uint32_t words[4] = {};
@@ -90,7 +90,7 @@ __device__ __forceinline__ cuda::Vector<uint32_t, 4> read_chunk(const Weight &w,
     return {{words[0], words[1], words[2], words[3]}};
 }
 
-// A lane's share of the copies of a stage: a chunk of every fourth row.
+// A lane's share of the copies of a stage: one chunk of every fourth row.
 template <typename F> class WeightCopies {
 public:
     __device__ __forceinline__ WeightCopies(const Weight &w, int64_t first_row, int lane)
@@ -100,7 +100,7 @@ public:
         cuda::keep_in_register(from_);
     }
 
-    // Starts the copies of a whole stage of a block with all its rows.
+    // Starts the copies of a whole stage, for a block that has all its rows.
     __device__ __forceinline__ void start(const Weight &w, int stage, unsigned char *slot) const {
         const unsigned char *const from = from_ + static_cast<int64_t>(stage) * kStageBytes;
 #pragma unroll
@@ -109,7 +109,7 @@ public:
         }
     }
 
-    // Any stage: k may end in it, rows may be missing, the weight may be unaligned.
+    // The same for any stage: k may end in it, rows may be missing, the weight may be unaligned.
     __device__ __forceinline__ void start_any(const Weight &w, int64_t first_row, int64_t row_bytes, int stage,
                                               unsigned char *slot) const {
         const int64_t byte = static_cast<int64_t>(stage) * kStageBytes + chunk_ * 16;
@@ -138,7 +138,7 @@ private:
 
 // ---- scales and zeros of groups ----
 
-// A lane's share of the copies: a row's scales, or its zeros.
+// A lane's share of the copies of scales or zeros, for one row.
 class GroupCopies {
 public:
     template <typename X>
@@ -151,7 +151,7 @@ public:
             static_cast<const unsigned char *>(numbers.data) + (row < last ? row : last) * numbers.stride * slots.value;
     }
 
-    // Starts the copies of a whole stage's, where they are aligned; slot: from its scales on.
+    // Starts the copies of a whole stage if they are aligned; `slot` points to its scales.
     __device__ __forceinline__ void start(const GroupSlots &slots, bool zeros, int stage, unsigned char *slot) const {
         if (lane_ >= kBlockRows && !zeros) {
             return;
@@ -170,7 +170,7 @@ public:
         }
     }
 
-    // Any stage: two bytes at a time, and zeros beyond the last group.
+    // The same for any stage: two bytes at a time, with zeros beyond the last group.
     __device__ __forceinline__ void start_any(const GroupSlots &slots, bool zeros, int stage,
                                               unsigned char *slot) const {
         if (lane_ >= kBlockRows && !zeros) {
@@ -205,7 +205,7 @@ __device__ __forceinline__ GroupScales read_scales(const unsigned char *at, int 
     return scales;
 }
 
-// at: the first row's scale, in the slot.
+// at: where the first row's scale is in the slot.
 template <bool kZeros>
 __device__ __forceinline__ GroupScales read_scales(const GroupSlots &slots, const unsigned char *at) {
     switch (slots.dtype) {
@@ -220,7 +220,8 @@ __device__ __forceinline__ GroupScales read_scales(const GroupSlots &slots, cons
 
 // ---- x ----
 
-// Loads a lane's part of x for one step: elements from `from` on, of which `all_left` exist; whole: all do, aligned.
+// Loads a lane's part of x for one step: elements from `from` on, of which `all_left` exist. kWhole: all exist and are
+// aligned.
 template <bool kWhole, typename X, int kRegisters>
 __device__ __forceinline__ void load_x(uint32_t (&out)[kRegisters], const unsigned char *from, int64_t all_left) {
     const X *const x = reinterpret_cast<const X *>(from);

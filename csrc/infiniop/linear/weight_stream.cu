@@ -1,6 +1,5 @@
-// The kernels of weight_stream.cuh that several ops use: dense weights, and int8 by int8.
-// gemm and linear share the first, int8_gemm and linear_int8 the second.
-// Limit: see weight_stream.cuh.
+// The kernels of weight_stream.cuh that several ops use: dense weights (gemm and linear) and int8 by int8 (int8_gemm
+// and linear_int8). Limit: see weight_stream.cuh.
 // SASS: stream: LDGSTS.E.BYPASS.128.ZFILL
 #include "weight_stream.cuh"
 

@@ -1,15 +1,15 @@
 // Products of rows of x with weights that are read once from memory: y = x @ weight^T, for linear, fused_linear and
-// gemm at few rows, and for the quantized formats. Half types and int8 x on the tensor cores; float x:
+// gemm with few rows, and for the quantized formats. Half types and int8 x use the tensor cores; for float x see
 // float_stream.cuh.
 //
-// A block has 16 rows of the weight, and its 8 warps split k: they take stages of 128 bytes a row in turn, copied to
-// shared memory some stages ahead (weight_stages.cuh) and multiplied according to their format (weight_formats.cuh).
-// The warps' sums are added in order. So the order of a sum depends on k alone, for int4 on the group too, and a row of
-// x has the same bits in any batch.
-// Limit: memory bandwidth of the weight's bytes, 4.3 TB/s on an H200: 18.6 bytes a clock for each of 132
-// multiprocessors, which can issue 440 instructions in the time of a stage (2 KB); docs/gpu.md counts them. Some 23 KB
-// must be in flight; a block has 64 KB, less where k is short, and up to 8 rows of x there are three blocks, beyond
-// two.
+// A thread block handles 16 rows of the weight, and its 8 warps split k: they take turns at stages of 128 bytes per
+// row, which are copied to shared memory some stages ahead (weight_stages.cuh) and multiplied according to their format
+// (weight_formats.cuh). The warps' sums are added in order. So the order of a sum depends on k alone (for int4 on the
+// group too), and a row of x has the same bits in any batch.
+// Limit: memory bandwidth of the weight's bytes, 4.3 TB/s on an H200: 18.6 bytes per clock for each of 132
+// multiprocessors, each of which can issue 440 instructions in the time of a stage (2 KB); docs/gpu.md counts them.
+// About 23 KB must be in flight per multiprocessor. A block has 64 KB, less if k is short; there are three blocks per
+// multiprocessor up to 8 rows of x, two beyond.
 #pragma once
 
 #include <algorithm>
@@ -21,19 +21,19 @@
 
 namespace infini::weight_stream {
 
-constexpr int kTileRows = 8; // of x, what the tensor cores take at once
+constexpr int kTileRows = 8; // rows of x that the tensor cores take at once
 
-// The block's shared memory: a ring of slots for each warp, reused for the warps' sums at the end.
+// The block's shared memory: a ring of slots per warp, reused for the warps' sums at the end.
 struct Ring {
     int slot_bytes, warp_bytes;
     GroupSlots groups;
 };
 
-// How many steps ahead x is loaded, in registers, of which four tiles have none to spare.
+// How many steps ahead x is loaded into registers; four tiles have none to spare.
 template <typename F, int kTiles>
 constexpr int kAhead = kTiles == 4 ? 0 : std::min((F::kGrouped ? 12 : 16) / F::kXRegisters, Stage<F>::kSteps);
 
-// Blocks of a multiprocessor. For sm_100 the compiler needs some registers more than three of them have.
+// Blocks per multiprocessor. For sm_100 the compiler needs a few more registers than three blocks leave.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kBlocksOfFewRows = 2;
 #else
@@ -51,14 +51,14 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
     const uint32_t block = a.x_tiles.quotient(blockIdx.x);
     const int64_t first_m = static_cast<int64_t>(blockIdx.x - block * a.x_tiles.divisor) * (kTiles * kTileRows);
     const Weight &w = a.weight[F::kMaxWeights == 1 ? 0 : weight_of(a, block)];
-    // The last block also reads rows of the one before where it has fewer than 16; it writes only its own.
+    // If the last block has fewer than 16 rows, it also reads rows of the previous block, but writes only its own.
     const int64_t own_row = (block - w.first_block) * kBlockRows,
                   first_row = own_row + kBlockRows <= w.n || w.n < kBlockRows ? own_row : w.n - kBlockRows;
     const int64_t row_bytes = a.k * F::kBits / 8;
     auto *const memory = cuda::dynamic_shared<unsigned char>();
     unsigned char *const slots = memory + warp * ring.warp_bytes;
 
-    // Rows of x beyond the last one are the first one again: their sums are not written.
+    // Rows beyond the last row of x read the first row again; their sums are not written.
     const unsigned char *x[kTiles];
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
         x[i] = reinterpret_cast<const unsigned char *>(a.x + at[0] + t * F::kLane);
         cuda::keep_in_register(x[i]);
     }
-    // The warp's stages are warp, warp + kWarps, ...; all but the last are whole.
+    // The warp handles stages warp, warp + kWarps, ...; all but the last are whole.
     const auto mine_of = [&](int64_t stages) {
         return static_cast<int>(stages > warp ? (stages - warp + kWarps - 1) / kWarps : 0);
     };
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
     int part = lane_part<F>(g, t);
     cuda::keep_in_register(part);
     Sum sums[kTiles][4] = {};
-    const bool one_step = a.group_shift == 5, two_steps = a.group_shift == 6; // of a group; else four
+    const bool one_step = a.group_shift == 5, two_steps = a.group_shift == 6; // per group; else four
     const auto multiply = [&](int i, const unsigned char *slot, auto is_whole) {
         constexpr bool kWhole = decltype(is_whole)::value;
         constexpr int kLoaded = kWhole ? kAhead<F, kTiles> : 0, kBuffers = kLoaded > 0 ? kLoaded : 1;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
 #pragma unroll kUnroll
             for (int step = 0; step < S::kSteps; ++step) {
                 take(step, of_group);
-                if (step % 4 == 3 || one_step || (step % 2 == 1 && two_steps)) { // the last of its group
+                if (step % 4 == 3 || one_step || (step % 2 == 1 && two_steps)) { // the group's last step
                     const GroupScales group = read_scales<F::kZeros>(ring.groups, scales);
                     add_group<F>(sums, of_group, group);
                     of_group = {};
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
         start(i + kStages, slot); // the slot is free again
     }
 
-    // The warps' sums, in their order.
+    // Adds the warps' sums in the order of the warps.
     constexpr int kPartPitch = kBlockRows + 4, kRows = kTiles * kTileRows;
     cuda::async_wait<0>();
     __syncthreads();
@@ -204,7 +204,7 @@ template <typename F, int kTiles> void launch(const ExecutionContext &context, P
                  static_cast<size_t>(ring_bytes > kPartBytes ? ring_bytes : kPartBytes), a, ring);
 }
 
-// kMaxTiles: 1, 2 or 4 tiles of 8 rows of x, at most, for each pass over the weight.
+// kMaxTiles: the most tiles of 8 rows of x per pass over the weight: 1, 2 or 4.
 template <typename F, int kMaxTiles> void multiply(const ExecutionContext &context, const Problem<typename F::X> &a) {
     if constexpr (F::kGrouped) {
         if constexpr (F::kZeros) {
@@ -222,7 +222,7 @@ template <typename F, int kMaxTiles> void multiply(const ExecutionContext &conte
     }
 }
 
-// ---- compiled once, in weight_stream.cu: what several ops use ----
+// ---- used by several ops, so compiled once, in weight_stream.cu ----
 
 constexpr int kInt8Tiles = 4;
 

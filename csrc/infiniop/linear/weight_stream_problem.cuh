@@ -1,6 +1,6 @@
 // The arguments of weight_stream.cuh and float_stream.cuh: up to three weights, rows of x and y of any strides, and the
-// epilogue y = alpha * sum * row_scales * scales + beta * y + bias, to which, rounded, a residual is added.
-// Both kernels give a block of threads 16 rows of a weight.
+// epilogue y = alpha * sum * row_scales * scales + beta * y + bias, which is rounded before a residual is added. In
+// both kernels a thread block handles 16 rows of a weight.
 #pragma once
 
 #include "cuda/int_divider.cuh"
@@ -14,14 +14,14 @@ constexpr int kMaxWeights = 3;
 constexpr int kBlockRows = 16; // of the weight
 constexpr int kWarps = 8;
 
-// A vector of floats of any floating dtype.
+// An optional vector of floats of any floating dtype.
 struct FloatVector {
-    const void *data = nullptr; // nullptr: there are none
+    const void *data = nullptr; // nullptr: absent
     infiniDtype_t dtype = INFINI_DTYPE_INVALID;
     int64_t stride = 1; // in elements
 
     FloatVector() = default;
-    // Of a view of one dimension, or of rows, with their distance as stride.
+    // From a view of one dimension, or of rows, whose distance is the stride.
     FloatVector(const TensorView &view, int64_t stride_)
         : data(view.dtype != INFINI_DTYPE_INVALID ? view.data : nullptr), dtype(view.dtype), stride(stride_) {}
 
@@ -39,14 +39,14 @@ struct FloatVector {
 
 struct Weight {
     const unsigned char *data;
-    int64_t n;            // rows; their results are columns of y
-    int64_t row, element; // strides of rows and of elements of k (bytes of int4), in bytes
+    int64_t n;            // rows of the weight, columns of y
+    int64_t row, element; // strides of rows and of elements of k (for int4 of bytes), in bytes
     bool whole;           // 16 bytes of a row can be read at once, from any multiple of 16 on
     int64_t first_block, first_column;
-    FloatVector scales; // one a row, or none
+    FloatVector scales; // one per row, or absent
     FloatVector bias;
 
-    // weight: [n, elements or bytes of k], any strides.
+    // weight: [n, elements or bytes of k], with any strides.
     static Weight of(const TensorView &weight, int64_t first_block, int64_t first_column) {
         const auto size = static_cast<int64_t>(size_of(weight.dtype));
         const int64_t row = weight.stride(0) * size, element = weight.stride(1) * size;
@@ -68,24 +68,24 @@ struct Weight {
 
 template <typename X> struct Problem {
     const X *x;
-    bool x_whole; // rows of x may be read by vectors
+    bool x_whole; // rows of x can be read in vectors
     int64_t m, k;
     cuda::RowStrides<2> rows; // x, y
     int weights;
     Weight weight[kMaxWeights];
-    // Of groups along k, with int4.
+    // Groups along k, for int4.
     FloatVector scales, zeros; // [n, k / group]; the stride is that of rows
     int group_shift;           // groups are of 1 << group_shift elements: 32, 64 or 128
     // y = alpha * sum * row_scales * scales + beta * y + bias.
     void *y;
     infiniDtype_t y_dtype;
-    int64_t y_column;       // the stride of columns
-    const void *residual;   // of y's dtype and strides, which it may be; nullptr: none
-    FloatVector row_scales; // one for each row of x, or none
+    int64_t y_column;       // column stride
+    const void *residual;   // dtype and strides of y, which it may alias; nullptr: no residual
+    FloatVector row_scales; // one per row of x, or absent
     float alpha, beta;
-    cuda::IntDivider<uint32_t> x_tiles; // blocks that share rows of the weight; adjacent, to share the cache
+    cuda::IntDivider<uint32_t> x_tiles; // thread blocks that share rows of the weight; adjacent, to share the cache
 
-    // y and x: the same shape except for the last dimension.
+    // y and x have the same shape except for the last dimension.
     Problem(const TensorView &y_view, const TensorView &x_view)
         : x(x_view.as<const X>()), x_whole(cuda::vectors_fit(x_view)), m(0), k(x_view.size(-1)),
           rows({&x_view, &y_view}), weights(0), weight{}, group_shift(0), y(y_view.data), y_dtype(y_view.dtype),
@@ -97,7 +97,7 @@ template <typename X> struct Problem {
         weight[weights++] = last ? Weight::of(view, last->first_block + last->blocks(), last->first_column + last->n)
                                  : Weight::of(view, 0, 0);
     }
-    // Assigns this many thread blocks to every block of the weight's rows; returns the number of thread blocks.
+    // Assigns this many thread blocks to every block of weight rows; returns the number of thread blocks.
     unsigned share(int64_t tiles) {
         const unsigned all = cuda::grid_x(blocks() * tiles);
         x_tiles = cuda::IntDivider<uint32_t>(static_cast<uint32_t>(tiles));
@@ -115,7 +115,7 @@ template <typename X> __device__ __forceinline__ int weight_of(const Problem<X> 
     return i;
 }
 
-// A value as y holds it, plus the residual, rounded as an addition of its own would round it.
+// Rounds a value to y's type, then adds the residual and rounds again, as a separate addition would.
 template <typename T> __device__ __forceinline__ void write(void *y, const void *residual, int64_t to, float value) {
     T *const out = static_cast<T *>(y) + to;
     if (residual != nullptr) {
@@ -126,7 +126,7 @@ template <typename T> __device__ __forceinline__ void write(void *y, const void 
     cuda::narrow_to(out, value);
 }
 
-// y of one sum.
+// Computes y from one sum.
 template <typename X>
 __device__ __forceinline__ void finish(const Problem<X> &a, const Weight &w, int64_t m, int64_t n, float sum) {
     int64_t at[2];

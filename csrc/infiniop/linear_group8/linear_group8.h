@@ -1,6 +1,6 @@
-// linear_group8: y = x @ w^T + bias with int8 weights that have a scale for each 16 columns.
-// Weights in panels, made by quantize_group8: byte b of line l of a block is column 4 l + b: 8.5 bits a weight, 1088 bytes
-// a block. The groups' scales are from 0 to 127.
+// linear_group8: y = x @ w^T + bias with int8 weights that have one scale per 16 columns. The weights are in panels
+// made by quantize_group8: byte b of line l of a block is column 4 l + b. That is 8.5 bits per weight, 1088 bytes per
+// block. The groups' scales are from 0 to 127.
 #pragma once
 
 #include "cpu_capability.h"

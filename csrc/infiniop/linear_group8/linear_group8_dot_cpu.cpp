@@ -1,4 +1,4 @@
-// linear_group8 by products of bytes.
+// linear_group8 by dot products of bytes.
 #include "linear_group8.h"
 #include "panel_weights/panel_dots.h"
 

@@ -1,5 +1,5 @@
-// The CPU kernel of quantize_group8. A group's scale is its largest magnitude divided by 127, rounded up to a multiple of
-// the row's, so that no weight is cut off; weights are rounded to nearest.
+// The CPU kernel of quantize_group8. A group's scale is its largest magnitude divided by 127, rounded up to a multiple
+// of the row's scale, so that no weight is clipped; weights are rounded to nearest.
 // Limit: memory bandwidth.
 #include "linear_group8.h"
 #include "panel_weights/panel_rows.h"

@@ -21,13 +21,13 @@ const RegisteredKernel<PackArgs> pack_registered{pack_kernels, INFINI_DEVICE_CPU
 
 constexpr Checker kLinear("linear_packed"), kPack("pack_linear");
 
-// The rules of a packed weight for rows of k elements.
+// Checks a packed weight for rows of k elements.
 void check_packed(const Checker &rule, const char *name, const TensorView &packed, int64_t k) {
     rule.rank(name, packed, 4);
     rule.dtype(name, packed, {INFINI_DTYPE_BF16});
     rule.shape(name, packed, {packed.size(0), (k + 1) / 2, kPanel, 2}, "of panels of 48 rows, two elements a word");
     rule.contiguous(name, packed);
-    if (packed.size(0) > std::numeric_limits<int64_t>::max() / kPanel) { // it holds nothing then
+    if (packed.size(0) > std::numeric_limits<int64_t>::max() / kPanel) { // such a view can only be empty
         rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, name, "have rows that 64 bits can count", shape_of(packed));
     }
 }

@@ -1,6 +1,6 @@
-// linear_packed: y = x @ weight^T + bias in bfloat16, with a weight in the layout of pack_linear. CPU only.
-// A packed weight is [panels, words, 48, 2]: a panel is 48 rows of the weight, columns of y; word i of a row is its
-// elements 2i and 2i + 1, with 0 beyond an odd k. Rows beyond the weight's are unspecified.
+// linear_packed: y = x @ weight^T + bias in bfloat16, with a weight in the layout of pack_linear. CPU only. A packed
+// weight is [panels, words, 48, 2]: a panel is 48 rows of the weight (columns of y); word i of a row holds its elements
+// 2i and 2i + 1, padded with 0 for odd k. Rows beyond the weight's are unspecified.
 // Products are summed in float, word by word: a row of x has the same bits in any call.
 #pragma once
 
@@ -10,25 +10,25 @@
 
 namespace infini::linear_packed {
 
-// A register tile of AVX-512 has three vectors of columns; those of other instruction sets divide it as well.
+// A register tile of AVX-512 has three vectors of columns; the tiles of other instruction sets divide 48 too.
 constexpr int64_t kPanel = 48;
 
 struct Args {
     TensorView y;      // [..., n], bfloat16
     TensorView x;      // [..., k], bfloat16
     TensorView weight; // [at least n / 48, k / 2 rounded up, 48, 2], bfloat16, contiguous
-    TensorView bias;   // [n], bfloat16 or float32; dtype == INFINI_DTYPE_INVALID: none
+    TensorView bias;   // [n], bfloat16 or float32; dtype == INFINI_DTYPE_INVALID: no bias
     int64_t n = 0;     // rows of the weight
 };
 
-// Check the arguments: the inputs, which determine the shape of y; and y.
+// Check the arguments: the inputs, which determine the shape of y; then y too.
 void check_inputs(const Args &args);
 void check_output(const Args &args);
 
-// Computes y of arguments that were checked.
+// Computes y. Call after the checks.
 void run(const ExecutionContext &context, const Args &args);
 
-// The arguments of pack_linear: rows of a weight, and their place in the packed one, from first_row on.
+// The arguments of pack_linear: rows of a weight, which become the packed weight's rows from first_row on.
 struct PackArgs {
     TensorView packed; // as Args::weight
     TensorView weight; // [rows, k], bfloat16; any row stride

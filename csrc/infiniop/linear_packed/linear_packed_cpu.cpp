@@ -13,7 +13,7 @@ namespace {
 
 using linear_packed::kPanel;
 
-// The register tile: up to kTileRows rows of x times kTileVectors vectors of columns, an accumulator each, plus a word
+// The register tile: up to kTileRows rows of x times kTileVectors vectors of columns, one accumulator each, plus a word
 // of the columns and one of a row. More columns mean fewer loads of x per multiplication.
 #if defined(__AVX512BF16__)
 constexpr int kTileRows = 9, kTileVectors = 3;
@@ -26,10 +26,10 @@ constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
 constexpr int64_t kTileColumns = kTileVectors * kLanes;
 static_assert(kPanel % kTileColumns == 0);
-static_assert(kTileRows <= kLanes); // a vector holds the words of a tile's rows
+static_assert(kTileRows <= kLanes); // a vector must hold the words of a tile's rows
 
-// The multiplication of words: unconverted where the machine multiplies bfloat16 in pairs, else as two floats. kParts:
-// the floats of a packed word of x.
+// How words are multiplied: directly if the machine multiplies bfloat16 in pairs, else as two floats. kParts: the
+// floats per packed word of x.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr int kParts = 1;
 struct Column {
@@ -57,18 +57,18 @@ INFINI_ALWAYS_INLINE VecF multiply_add(const Column &column, const VecF (&x)[kPa
 }
 #endif
 
-// The most rows of x that are packed at once, and their most bytes: the weight is read once for each such pass.
+// The most rows, and bytes, of x that are packed at once: the weight is read once for each such pass.
 constexpr int64_t kPassRows = 1024, kPassBytes = 16 << 20;
 
-// The most words of a panel's block of k: a block stays in the L2 cache while all tiles multiply it and the next one is
-// prefetched. With two tiles smaller blocks are better for memory (tried by hand on Zen 5: 16 rows up to 1.05 times as
+// The most words in a panel's block of k: a block stays in the L2 cache while all tiles multiply it and the next block
+// is prefetched. With two tiles smaller blocks suit memory better (tried by hand on Zen 5: 16 rows up to 1.05 times as
 // fast, 20 to 48 rows up to 1.03 times slower).
 constexpr int64_t kBlockWords = 512, kBlockWordsOfTwo = 256;
 
-// The prefetch distance in a panel with a single tile.
+// The prefetch distance in a panel if there is a single tile.
 constexpr int64_t kAheadBytes = 8192, kLineBytes = 64, kWordBytes = kPanel * sizeof(float);
 
-// Row tiles of x, split evenly: for each word the floats of the tile's rows, kParts times.
+// Row tiles of x, split evenly: per word the floats of the tile's rows, kParts times.
 struct Pass {
     int64_t rows, k;
     int64_t words = ceil_div(k, 2), tiles = ceil_div(rows, kTileRows);
@@ -80,7 +80,7 @@ struct Pass {
     int64_t block(int64_t i) const { return words * i / blocks; }
 };
 
-// Packs the rows of a tile, at x_offsets.
+// Packs the rows of a tile, which are at x_offsets.
 void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_offsets, float *packed) {
     const int64_t first = pass.row(tile), rows = pass.row(tile + 1) - first;
     constexpr int64_t kStep = 2 * kLanes;
@@ -93,7 +93,7 @@ void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_o
             words[m] = left == kStep ? load_raw(row, Full{}) : load_raw(row, static_cast<int>(left));
         }
         transpose(words);
-        // In this order the lanes beyond the rows are overwritten.
+        // This order overwrites the lanes beyond the rows.
         for (int64_t w = 0; 2 * w < left; ++w) {
             if constexpr (kParts == 1) {
                 store(to, words[w]);
@@ -106,8 +106,9 @@ void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_o
     }
 }
 
-// sums[m * kTileColumns] = or += the products of row m of x with a tile's columns over some words; `=` for the first
-// ones. kTiles tiles share the prefetches of the next block: a single one each line, kAheadBytes ahead; two of them two
+// sums[m * kTileColumns] = the products of row m of x with a tile's columns over some words, or += unless these words
+// are the first. kTiles tiles share the prefetches of the next block: a single tile prefetches every line, kAheadBytes
+// ahead; two tiles two lines per word each, from `soon` on, `advance` bytes apart; more (3) one line each.
 // lines a word from `soon` on, `advance` bytes apart; more (3) a line each.
 template <int kM, int kTiles>
 __attribute__((noinline)) void multiply_tile(const float *x, const float *panel, int64_t words, float *sums, bool first,
@@ -165,7 +166,7 @@ template <int kTiles, int... kRow> constexpr Multiply tile_of(std::integer_seque
     return kOfRows[rows - 1];
 }
 
-// Writes the columns of y of a tile, from `column` on; the rows' sums are kTileColumns floats apart.
+// Writes a tile's columns of y, from `column` on; the sums of rows are kTileColumns floats apart.
 void write_rows(const linear_packed::Args &a, const float *sums, const int64_t *y_offsets, int64_t rows,
                 int64_t column) {
     const int64_t left = a.n - column, count = left < kTileColumns ? left : kTileColumns;
@@ -181,7 +182,7 @@ const float *panel_of(const linear_packed::Args &a, const Pass &pass, int64_t pa
     return reinterpret_cast<const float *>(a.weight.as<const bf16>()) + panel * pass.words * kPanel;
 }
 
-// Multiplies the tiles first .. last-1 of a pass by the panels begin .. end-1. `sums`: kTileColumns floats a row.
+// Multiplies tiles first .. last-1 of a pass by panels begin .. end-1. `sums`: kTileColumns floats per row.
 void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
                      int64_t first, int64_t last, int64_t begin, int64_t end, float *sums) {
     constexpr std::make_integer_sequence<int, kTileRows> sizes{};
@@ -196,7 +197,7 @@ void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float
             for (int64_t block = 0; block < pass.blocks; ++block) {
                 const int64_t word = pass.block(block), words = pass.block(block + 1) - word;
                 // The next block follows this one in memory, unless vectors are narrow and panels are processed in
-                // parts; after the last one nothing is prefetched.
+                // parts. After the last block nothing is prefetched.
                 const bool done = panel + 1 == end && block + 1 == pass.blocks;
                 const auto *next = reinterpret_cast<const char *>(columns + (done ? 0 : word + words) * kPanel);
                 for (int64_t tile = first; tile < last; ++tile) {
@@ -214,8 +215,8 @@ void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float
     }
 }
 
-// A thread's part of a pass. All have the same number of panels; the remaining panels are split by rows where there is
-// a tile for each thread.
+// A thread's part of a pass. All threads have the same number of panels; the remaining panels are split by rows if
+// there is a tile for each thread.
 void multiply_part(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
                    int64_t panels, int64_t part, int64_t parts, float *sums) {
     if (pass.tiles < parts) {

@@ -1,5 +1,5 @@
-// The kernel of linear_packed in tile registers: a packed weight is a right operand in place (gemm/tile_rows.h). A few
-// rows of x are multiplied in vector registers, with the same bits (gemm/few_tile_rows.h).
+// The kernel of linear_packed in tile registers: a packed weight already has the layout of a right operand
+// (gemm/tile_rows.h). A few rows of x are multiplied in vector registers, with the same bits (gemm/few_tile_rows.h).
 #include "bias.h"
 #include "gemm/few_tile_rows.h"
 #include "gemm/tile_rows.h"
@@ -10,15 +10,15 @@ namespace {
 
 using linear_packed::kPanel;
 
-// A panel's first 32 columns, or its last 16.
+// The first 32 columns of a panel, or its last 16.
 struct PanelBlock {
     const char *words; // of the first column
-    int64_t count;     // of columns that belong to y
+    int64_t count;     // columns that belong to y
 
     static constexpr Weights kWeights = Weights::kInPlace;
     static constexpr int64_t kWordBytes = kPanel * 4, kStepWords = kTileStep<bf16> / 2;
 
-    // Copied only at the end of k.
+    // Copies only if k ends within the steps.
     TileSource source(int64_t k, int64_t first, int64_t steps, bool, char *to) const {
         const char *const from = words + first * kStepWords * kWordBytes;
         const int64_t there = ceil_div(k, 2) - first * kStepWords, last = there - (steps - 1) * kStepWords;
@@ -42,7 +42,7 @@ struct PanelBlock {
     bool is_left() const { return false; }
 };
 
-// The sums of kM rows of x and a panel; x: the elements of all rows interleaved. A lane has a column.
+// The sums of kM rows of x and a panel. x holds the elements of all rows interleaved. Each lane holds a column.
 template <int kM>
 __attribute__((noinline)) void multiply_panel(const char *panel, int64_t k, const float *x,
                                               VecF (&sums)[kPanel / kLanes][kM]) {
@@ -71,7 +71,7 @@ __attribute__((noinline)) void multiply_panel(const char *panel, int64_t k, cons
         for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 16
             for (int m = 0; m < kM; ++m) {
-                if (end - step < kTmmRows) { // the zeros beyond the end of k make a -0 positive
+                if (end - step < kTmmRows) { // adding the zeros beyond the end of k turns -0 into +0
                     even[v][m] = add_tile_sums(even[v][m], VecF{});
                     odd[v][m] = add_tile_sums(odd[v][m], VecF{});
                 }
@@ -82,7 +82,7 @@ __attribute__((noinline)) void multiply_panel(const char *panel, int64_t k, cons
     std::memcpy(sums, total, sizeof total);
 }
 
-// write(column, row, sums, lanes) takes results.
+// Passes results to write(column, row, sums, lanes).
 template <int kM, typename Write>
 void multiply_few(const linear_packed::Args &a, const int64_t *x_at, const Write &write) {
     const int64_t k = a.x.size(-1), padded = ceil_div(k, 2) * 2;

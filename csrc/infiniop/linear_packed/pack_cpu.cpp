@@ -9,15 +9,15 @@ namespace {
 
 using linear_packed::kPanel;
 
-constexpr int64_t kVectors = kPanel / kLanes; // of a panel
+constexpr int64_t kVectors = kPanel / kLanes; // per panel
 
-// Up to this many bytes are packed by the calling thread alone, as in quantize.h: a loader's threads each pack a part.
+// Up to this many bytes the calling thread packs alone, as in quantize.h: each thread of a loader packs a part.
 constexpr int64_t kAloneBytes = 2 << 20;
 
-// Packs the rows of vector number `vector` of all panels: its lanes are rows of the packed weight.
+// Packs vector number `vector` of rows in all panels: its lanes are rows of the packed weight.
 void pack_vector(const linear_packed::PackArgs &a, int64_t vector) {
     const int64_t count = a.weight.size(0), k = a.weight.size(1), stride = a.weight.stride(0);
-    const int64_t first = vector * kLanes - a.first_row; // row of the weight in lane 0
+    const int64_t first = vector * kLanes - a.first_row; // the weight's row in lane 0
     const int64_t begin = first < 0 ? -first : 0, end = count - first < kLanes ? count - first : kLanes;
     const auto *weight = a.weight.as<const bf16>();
     auto *out = reinterpret_cast<float *>(a.packed.as<bf16>()) +
@@ -34,7 +34,7 @@ void pack_vector(const linear_packed::PackArgs &a, int64_t vector) {
         }
         transpose(words);
         for (int64_t w = 0; 2 * w < left; ++w, out += kPanel) {
-            // Other lanes are other threads' rows.
+            // The other lanes are rows that other threads pack.
             const auto *from = reinterpret_cast<const float *>(&words[w]);
             std::memcpy(out + begin, from + begin, static_cast<size_t>(end - begin) * sizeof(float));
         }

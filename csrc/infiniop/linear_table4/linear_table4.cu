@@ -1,4 +1,4 @@
-// The CUDA kernel of linear_table4: indices become bytes by three permutations of bytes for 4 of them. The limits are in
+// The CUDA kernel of linear_table4: three byte permutations turn four indices into bytes. The limits are in
 // panel_product.cuh.
 // SASS: multiply_panels: LDG.E.64 LDG.E.128 IMMA.16816.S8.S8
 #include "linear_table4.h"
@@ -7,7 +7,7 @@
 namespace infini::linear_table4 {
 namespace {
 
-// Levels 4 i to 4 i + 3 of the table.
+// Entries 4 i to 4 i + 3 of the table.
 constexpr uint32_t levels(int i) {
     uint32_t word = 0;
     for (int b = 0; b < 4; ++b) {
@@ -18,9 +18,9 @@ constexpr uint32_t levels(int i) {
 constexpr uint32_t kLevels0 = levels(0), kLevels4 = levels(1), kLevels8 = levels(2), kLevels12 = levels(3);
 
 struct TableWeights : Layout {
-    // Columns 0, 4, 1, 5 of a line, or 2, 6, 3, 7: as their indices lie in the word.
+    // Columns 0, 4, 1, 5 of a line, or 2, 6, 3, 7: the order of their indices in the word.
     static __device__ __forceinline__ uint32_t columns(uint32_t word, int part) {
-        const uint32_t indices = word >> 16 * part; // of which the lower three bits select here
+        const uint32_t indices = word >> 16 * part; // __byte_perm selects by the lower three bits of each
         const uint32_t low = __byte_perm(kLevels0, kLevels4, indices & 0x7777u),
                        high = __byte_perm(kLevels8, kLevels12, indices & 0x7777u);
         return __byte_perm(low, high, (indices >> 1 & 0x4444u) | 0x3210u);

@@ -1,4 +1,4 @@
-// linear_table4 by products of bytes: indices become bytes by one shuffle.
+// linear_table4 by dot products of bytes: one shuffle turns indices into bytes.
 #include "linear_table4.h"
 #include "panel_weights/panel_dots.h"
 
@@ -23,7 +23,7 @@ constexpr bool levels_are_of_the_table() {
 }
 static_assert(levels_are_of_the_table());
 
-// Bytes below 16 become table[byte] + 64.
+// Replaces each byte below 16 by table[byte] + 64.
 inline VecU look_up(VecU indices) {
 #if defined(__AVX512F__)
     return (VecU)_mm512_shuffle_epi8(_mm512_load_si512(kLevels), (__m512i)indices);

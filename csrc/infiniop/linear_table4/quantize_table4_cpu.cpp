@@ -1,6 +1,6 @@
-// The CPU kernel of quantize_table4. For each group the scale is fitted by least squares to the indices that each of
-// kTries lays down, and the one with the least error is kept; then scales and weights are rounded.
-// Limit: arithmetic, kTries times 16 comparisons a weight.
+// The CPU kernel of quantize_table4. For each group and each entry of kTries, weights are assigned indices and the
+// scale is fitted to them by least squares; the scale with the least error wins. Then scales and weights are rounded.
+// Limit: arithmetic, kTries times 16 comparisons per weight.
 #include "linear_table4.h"
 #include "panel_weights/panel_rows.h"
 
@@ -9,10 +9,10 @@ namespace {
 
 using linear_table4::kTable;
 
-// Where a group's largest element (by magnitude) is laid in the table, which ends at -64 and 57.
+// The values, on the scale of the table (-64 to 57), that a group's largest element (by magnitude) is mapped to.
 constexpr float kTries[] = {-48, -52, -56, -60, -64, -68, -72, -76, 44, 48, 52, 56, 60, 64, 68};
 
-// The index of the level that is nearest to each lane; from the midpoint on the upper one, and 0 for a NaN.
+// The index of the level nearest to each lane: midpoints go to the upper level, NaN to index 0.
 inline VecI index_of(VecF value) {
     VecI index{};
 #pragma GCC unroll 15
@@ -38,7 +38,7 @@ inline VecF level_of(VecI index) {
 #endif
 }
 
-// The scale of a group, of which each lane has one.
+// The scales of kLanes groups, one per lane.
 VecF fit(const VecF (&w)[kGroup]) {
     VecF largest{};
     for (int i = 0; i < kGroup; ++i) {
@@ -57,7 +57,7 @@ VecF fit(const VecF (&w)[kGroup]) {
             products += level * parts[i];
             squares += level * level;
         }
-        // The squared error with the fitted scale, products / squares, is less by this than without.
+        // The fitted scale, products / squares, reduces the squared error by this much.
         const VecF gain = products * products / squares;
         const VecI better = gain > best;
         best = select(better, gain, best);

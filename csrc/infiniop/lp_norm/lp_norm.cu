@@ -1,6 +1,6 @@
-// The CUDA kernel of lp_norm: one pass over memory, with the row in registers; rows too long for that (16384 halves)
-// and rows of ColumnReducer are read twice, the second time from L2.
-// Limit: memory bandwidth, 4 bytes for each bf16; for p above 2 arithmetic, a multiplication or two for each bit of p.
+// The CUDA kernel of lp_norm: one pass over memory, with the row in registers. Rows too long for registers (16384
+// halves) and rows of ColumnReducer are read twice, the second time from L2.
+// Limit: memory bandwidth, 4 bytes per bf16 element; for p above 2 arithmetic, one or two multiplications per bit of p.
 // SASS: norm_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.cuh"
 #include "cuda/strided_rows.cuh"
@@ -17,7 +17,7 @@ template <typename T> struct Job {
     float eps;
 };
 
-// v^p, p at least 1.
+// v^p for p >= 1.
 __device__ __forceinline__ float power(float v, int64_t p) {
     float result = 1;
     for (;; v *= v) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Reducer::kMaxThreads, 1) norm_rows(const __gri
     constexpr int kWidth = cuda::kWidth<T>;
     INFINI_SHARED(shared, float[Reducer::kShared]);
     const int64_t number = Reducer::number();
-    const bool mine = number < a.rows.starts.count; // surplus rows of the last block still meet the barriers
+    const bool mine = number < a.rows.starts.count; // threads without a row in the last block still reach the barriers
     int64_t at[2];
     a.rows.starts.locate(mine ? number : 0, at);
     Reducer reducer(a.x + at[0], mine ? a.rows.n : 0, a.rows, shared);
@@ -62,11 +62,11 @@ __global__ void __launch_bounds__(Reducer::kMaxThreads, 1) norm_rows(const __gri
     if (a.p <= 2) {
         const float length = norm<kWidth>(reducer, a.p, 1);
         denominator = length + a.eps;
-        // Squares (or their sum) overflowed, or underflowed so far that it shows.
+        // The squares (or their sum) overflowed, or lost precision by underflow.
         again = mine && (length < 1e-15f || length == cuda::kInfinity<float>);
     }
-    if (__syncthreads_or(again) != 0) { // for any row of the block, because of the barriers
-        // Relative to the largest |x|, powers do not overflow and do not all underflow. fmaxf ignores NaN.
+    if (__syncthreads_or(again) != 0) { // asks for all rows of the block, because the code has barriers
+        // Powers relative to the largest |x| do not overflow and do not all underflow. fmaxf ignores NaN.
         const float top = reducer.template reduce<cuda::Max>(0.0f, [&](float &part, int64_t, int, float (&v)[kWidth]) {
             for (int e = 0; e < kWidth; ++e) {
                 part = fmaxf(part, fabsf(v[e]));

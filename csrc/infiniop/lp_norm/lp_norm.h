@@ -1,5 +1,5 @@
 // lp_norm: y = x / (norm + eps) along any dimension, norm = (sum |x|^p)^(1 / p), p a whole number of at least 1.
-// Arithmetic in float, rounded once. Powers that overflow or underflow a float are computed relative to the largest
+// Computed in float, rounded once. If powers overflow or underflow a float, they are computed relative to the largest
 // |x|.
 #pragma once
 
@@ -10,9 +10,9 @@
 namespace infini::lp_norm {
 
 struct Args {
-    TensorView y;  // the shape and dtype of x; may be x itself
+    TensorView y;  // the shape and dtype of x; may alias x
     TensorView x;  // one dimension at least
-    int axis = -1; // negative ones count from the last dimension
+    int axis = -1; // a negative axis counts from the last dimension
     int64_t p = 2;
     double eps = 0;
 };
@@ -25,7 +25,7 @@ struct Names {
 // Checks the arguments against the rules above.
 void check(const Args &args, const Names &names);
 
-// Checks them, then computes y.
+// Checks the arguments, then computes y.
 void run(const ExecutionContext &context, const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

@@ -1,5 +1,5 @@
-// The CPU kernel of lp_norm: one row at a time, two passes over it (the second from a cache).
-// Limit: memory bandwidth for p = 1 and 2; for others arithmetic, a multiplication or two for each bit of p.
+// The CPU kernel of lp_norm: one row at a time, in two passes (the second from a cache). Limit: memory bandwidth for p
+// = 1 and 2; for other p arithmetic, one or two multiplications per bit of p.
 #include "dense_rows.h"
 #include "lp_norm.h"
 #include "level_types.h"
@@ -26,7 +26,7 @@ template <typename T> float largest_magnitude(const T *x, int64_t n) {
     return max(highest);
 }
 
-// v^p, p at least 1.
+// v^p for p >= 1.
 inline VecF power(VecF v, int64_t p) {
     VecF result = splat(1.0f);
     for (;; v = v * v) {
@@ -62,7 +62,8 @@ template <bool kUnits, typename T> float norm(const T *x, int64_t n, int64_t p, 
 template <typename T> void norm_row(T *y, const T *x, int64_t n, int64_t p, float eps) {
     if (p <= 2) {
         const float length = norm<false>(x, n, p, 1.0f);
-        // Else squares (or their sum) overflowed, or so many bits of them vanished that it shows. Or it is NaN.
+        // The length is exact unless the squares (or their sum) overflowed or lost precision by underflow. It may be
+        // NaN.
         if (!(length < 1e-15f || length == kInfinity)) {
             const VecF denominator = splat(length + eps);
             for_each_vector(n,
@@ -70,7 +71,7 @@ template <typename T> void norm_row(T *y, const T *x, int64_t n, int64_t p, floa
             return;
         }
     }
-    // Relative to the largest |x|, powers do not overflow and do not all underflow.
+    // Powers relative to the largest |x| do not overflow and do not all underflow.
     const float top = largest_magnitude(x, n), unit = top > 0 && top < kInfinity ? top : 1.0f;
     const VecF denominator = splat(norm<true>(x, n, p, unit) + eps / unit);
     for_each_vector(

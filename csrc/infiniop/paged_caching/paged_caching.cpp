@@ -56,7 +56,8 @@ void check_caches(const Checker &rule, const TensorView &k_cache, const TensorVi
             rule.no_overlap("v_scales", v_scales, names[i], *caches[i]);
         }
     }
-    // The two may be interleaved in one piece of memory: their spans are not compared. So may be the scales.
+    // k_cache and v_cache may be interleaved in one allocation, so their spans are not compared. The same for the
+    // scales.
 }
 
 void check_slots(const Checker &rule, const TensorView &slots, const TensorView &k_cache) {
@@ -73,13 +74,13 @@ void check_slots(const Checker &rule, const TensorView &slots, const TensorView 
 
 namespace {
 
-// Torch's compiler passes a piece of a cache where the caller passed a clone of it (pytorch issue 198031).
+// Torch's compiler may pass a slice of a cache where the caller passed a clone of it (pytorch issue 198031).
 bool in_caches(const Args &args, const TensorView &rows) {
     const bool in_scales = args.k_scales.dtype && (overlap(args.k_scales, rows) || overlap(args.v_scales, rows));
     return in_scales || overlap(args.k_cache, rows) || overlap(args.v_cache, rows);
 }
 
-// The rows [tokens, Hkv, D], copied to `memory`.
+// Copies the rows [tokens, Hkv, D] to `memory`.
 TensorView copy(const ExecutionContext &context, const TensorView &rows, void *memory) {
     TensorView copied = rows;
     copied.data = memory;

@@ -1,6 +1,6 @@
 // The CUDA kernel of paged_caching: each thread copies one slice of one or two heads of k or v, token by token of its
-// block's tile. Limit: memory bandwidth, each element read and written once (8192 tokens x 8 heads x 128 bf16 at
-// 4.3 TB/s: 16 us); a few tokens take the latency of slot and row.
+// block's tile. Limit: memory bandwidth, each element read and written once (8192 tokens x 8 heads x 128 bf16 at 4.3
+// TB/s: 16 us); for a few tokens the latency of reading slot and row.
 // SASS: write_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.cuh"
 #include "paged_caching.h"
@@ -14,11 +14,11 @@ using cuda::HeadPlan;
 
 struct Problem {
     Args args;
-    HeadPlan plan; // its heads: those of k, then those of v
+    HeadPlan plan; // its heads are those of k, then those of v
     bool aligned;
 };
 
-// T: any type of the elements' size.
+// T: any type of the size of an element.
 template <typename T>
 __global__ void __launch_bounds__(cuda::kHeadThreads) write_heads(const __grid_constant__ Problem a) {
     cuda::grid_dependency_sync();
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads) write_heads(const __grid_c
         }
     };
 
-    fetch(); // while the loads of the slots are in flight
+    fetch(); // overlaps with the loads of the slots
     tile.find(a.args.slot_mapping, k_cache, v_cache, first, end, a.plan.tokens);
     if (!a.plan.has_slice()) {
         return;
@@ -73,7 +73,7 @@ template <typename T> void launch(const ExecutionContext &context, const Args &a
     cuda::launch(context, write_heads<T>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
 }
 
-// Rows for caches of int8.
+// The rows of k and v for int8 caches.
 template <typename T> struct Rows {
     TensorView k, v;
     int columns;

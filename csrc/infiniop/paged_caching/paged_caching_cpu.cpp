@@ -1,6 +1,6 @@
-// The CPU kernel of paged_caching: a row of a head at a time, as bytes or quantized; the slots have been checked.
-// Limit: memory bandwidth, each element read and written once. Threads split the heads, so that tokens with the same
-// slot are written in order.
+// The CPU kernel of paged_caching: one row of a head at a time, as bytes or quantized. The slots have been checked.
+// Limit: memory bandwidth, each element read and written once. Threads split the heads, so that tokens with equal slots
+// are written in order.
 #include "indices.h"
 #include "paged_caching.h"
 #include "parallel.h"
@@ -13,7 +13,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The rows of one head for all tokens.
+// Writes the rows of one head for all tokens.
 void write_head(const TensorView &cache, const TensorView &rows, const TensorView &slots, int64_t head) {
     const auto element = static_cast<int64_t>(size_of(rows.dtype));
     const auto bytes = static_cast<size_t>(rows.shape[2] * element);
@@ -27,7 +27,7 @@ void write_head(const TensorView &cache, const TensorView &rows, const TensorVie
     }
 }
 
-// The same for a cache of int8.
+// The same for an int8 cache.
 template <typename T>
 void quantize_head(const TensorView &cache, const TensorView &scales, const TensorView &rows, const TensorView &slots,
                    int64_t head) {

@@ -1,4 +1,4 @@
-// Quantizes rows of k and v into caches of int8 on CUDA: a warp has a head of a token, finds its largest magnitude,
+// Quantizes rows of k and v into int8 caches on CUDA: a warp handles a head of a token, finds its largest magnitude,
 // then reads it again (from the L1 cache) and writes integers and scale. For the .cu files of paged_caching and of the
 // ops that fuse it.
 #pragma once
@@ -15,11 +15,11 @@ constexpr int kQuantizeWarps = 4;
 struct QuantizedCaches {
     TensorView k_cache, v_cache, k_scales, v_scales, slot_mapping;
     int64_t tokens;
-    int tile; // tokens of a block
+    int tile; // tokens per block
 };
 
-// Source: slices(is_k), how many slices a row has; and read(is_k, head, token, i, vectors), which reads number i of
-// them and returns the Slice.
+// Source: slices(is_k) is the number of slices of a row; read(is_k, head, token, i, vectors) reads slice i and returns
+// its Slice.
 template <typename T, typename Source>
 __global__ void __launch_bounds__(kQuantizeWarps *cuda::kWarp)
     quantize_heads(const __grid_constant__ QuantizedCaches a, const __grid_constant__ Source source) {
@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(kQuantizeWarps *cuda::kWarp)
     const int64_t end = first + a.tile < a.tokens ? first + a.tile : a.tokens;
     tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.tokens);
     const int lane = threadIdx.x;
-    // The rows of K's heads and then V's are assigned to the warps from token to token, without a division, which is a
-    // call.
+    // The rows of K's heads and then V's are assigned to warps across tokens without a division, which is a call on the
+    // GPU.
     static_assert((kQuantizeWarps & (kQuantizeWarps - 1)) == 0);
     for (int j = 0; j < static_cast<int>(end - first); ++j) {
         if (!tile.writes(j)) {

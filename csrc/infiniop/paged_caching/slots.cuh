@@ -1,6 +1,6 @@
-// Which tokens of a block's tile are written to a paged cache on CUDA, and where. A slot outside the cache is skipped,
-// and so is one that a later token has too: the last token is kept, as on the CPU, in any order of the blocks. For the
-// .cu files of paged_caching and of the ops that fuse it.
+// Which tokens of a block's tile are written to a paged cache on CUDA, and where. A token is skipped if its slot is
+// outside the cache, or if a later token has the same slot: the last token wins, as on the CPU, in any order of the
+// blocks. For the .cu files of paged_caching and of the ops that fuse it.
 #pragma once
 
 #include "cuda/heads.cuh"
@@ -9,21 +9,21 @@
 
 namespace infini::paged_caching {
 
-// The tokens of a tile. Every tile scans all later slots: with this size (up to cuda::kTileTokens) that is less than a
-// tenth of the tokens' own bytes.
+// The number of tokens per tile. Every tile scans all later slots; with this size (up to cuda::kTileTokens) that reads
+// less than a tenth of the tokens' own bytes.
 inline int64_t tile_of(int64_t tokens) {
     return tokens / 512;
 }
 
-// In shared memory.
+// Lives in shared memory.
 class Tile {
 public:
-    // To be called by all threads of the block, for the tokens [first, end), at most kTileTokens.
+    // Examines tokens [first, end), at most kTileTokens. All threads of the block must call it.
     __device__ __forceinline__ void find(const TensorView &slots, const TensorView &k_cache, const TensorView &v_cache,
                                          int64_t first, int64_t end, int64_t tokens) {
         const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
         const auto slot_of = [&](int64_t token) { return token < tokens ? Indices(slots)[token] : -1; };
-        int64_t later = first + 1 + thread, next = slot_of(later); // loaded early
+        int64_t later = first + 1 + thread, next = slot_of(later); // the first load is issued early
         for (int i = thread; i < kFilterBits / 32; i += threads) {
             filter_[i] = 0;
         }
@@ -45,7 +45,7 @@ public:
             const int64_t slot = next;
             next = slot_of(later + threads);
             if ((filter_[bit(slot) / 32] >> bit(slot) % 32 & 1) == 0) {
-                continue; // nearly always
+                continue; // the usual case
             }
             for (int j = 0; j < count; ++j) {
                 if (slots_[j] == slot && first + j < later) {
@@ -56,7 +56,7 @@ public:
         __syncthreads();
     }
 
-    // Whether token number j of the tile is written; its slot, and where the row of its first head begins.
+    // Whether token j of the tile is written; its slot, and where the row of its first head starts.
     __device__ __forceinline__ bool writes(int j) const { return skipped_[j] == 0; }
     __device__ __forceinline__ int64_t slot(int j) const { return slots_[j]; }
     __device__ __forceinline__ int64_t k(int j) const { return k_[j]; }
@@ -65,7 +65,7 @@ public:
 private:
     static constexpr int kFilterBits = 1024;
 
-    // A hash of the slot, as one bit: most other slots have another one.
+    // One bit, chosen by a hash of the slot, so that most other slots have another bit.
     static __device__ __forceinline__ unsigned bit(int64_t slot) {
         return static_cast<unsigned>(slot) * 2654435761u >> 22;
     }

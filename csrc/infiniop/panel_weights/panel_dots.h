@@ -1,10 +1,10 @@
 // The kernel of products with weights in panels: x becomes int8 with a scale for each run of columns, weights become
-// bytes, and four products of bytes are added to a lane, which is a row of the weight.
-// Weights: a Layout; unpack(lines of a block, pair, vector of a line, VecU (&)[2]) gives columns 8 * pair to 8 * pair + 3
-// and the next 4, kOffset larger where bytes are multiplied as unsigned ones: sums start at -kOffset times the group's
-// sum of x; add_products(sum, columns, x).
-// Each sum of a group times its scale, and these over a run, are exact in int32; runs are added in float, in order: a row
-// has the same bits at every level, in any call.
+// bytes, and dot products of four bytes are added to a lane, which stands for a row of the weight.
+// Weights: a Layout with unpack(lines of a block, pair, vector of a line, VecU (&)[2]), which gives columns 8 * pair to
+// 8 * pair + 3 and the next 4. They are kOffset larger if bytes are multiplied as unsigned ones: sums then start at
+// -kOffset times the group's sum of x. add_products(sum, columns, x) adds the products.
+// The sum of a group times its scale, and the total of these over a run, are exact in int32; runs are added in float,
+// in order. So a row has the same bits at every level, in any call.
 // Limit: memory bandwidth for up to 4 rows, the multiply-adds of bytes for many.
 #pragma once
 
@@ -14,17 +14,17 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-constexpr int64_t kMaxRows = 256; // of x that are quantized at once: with k up to 4096 about 1 MB
+constexpr int64_t kMaxRows = 256; // rows of x that are quantized at once: about 1 MB for k up to 4096
 constexpr int kTileRows = kManyRegisters ? 8 : 4;
-constexpr int kPairs = kBlock / 8, kGroupPairs = kPairs / kBlockGroups; // of 4 columns and the next 4
-constexpr int kGroupWords = 1 + kGroup / 4;                             // of a row of x
+constexpr int kPairs = kBlock / 8, kGroupPairs = kPairs / kBlockGroups; // pairs: 4 columns and the next 4
+constexpr int kGroupWords = 1 + kGroup / 4;                             // per group of a row of x
 constexpr int64_t kAheadBytes = 2048;
 
 // ---- x ----
 
-// m rows of x, of which kTileRows lie together so that one register points to all of them. For each group -kOffset times
-// the group's sum of each row, then 4 columns of each, the next 4 of each; columns beyond k are 0. For each run the scale
-// of each.
+// m quantized rows of x; kTileRows rows are interleaved, so that one register points to all of them. Per group:
+// -kOffset times the group's sum of each row, then 4 columns of each row, then the next 4 of each row; columns beyond k
+// are 0. Per run: the scale of each row.
 template <typename Weights> class QuantizedRows {
 public:
     static constexpr int64_t kRun = Weights::kRun;
@@ -65,7 +65,7 @@ public:
     }
 
 private:
-    int64_t words() const { return blocks_ * kBlockGroups * kGroupWords; } // of a row
+    int64_t words() const { return blocks_ * kBlockGroups * kGroupWords; } // per row
 
     int64_t m_, k_, blocks_, runs_;
     int32_t *memory_ = nullptr;
@@ -89,11 +89,11 @@ inline VecI load_scales(const uint8_t *p) {
 
 // ---- products ----
 
-// For few rows of x the weight is read in kStreams distant places, a block of each in turns: one place gave 9.5 GB/s where
-// four give 14.6 (one row of x, 4096 -> 14336 on a Sapphire Rapids core that reads 15.5).
+// For a few rows of x the weight is read in kStreams distant places, one block of each in turn: one place gave 9.5
+// GB/s, four gave 14.6 GB/s (one row of x, 4096 -> 14336, on a Sapphire Rapids core that reads 15.5 GB/s).
 constexpr int kStreams = 4;
 
-// The sums of kM rows of x with a panel of each stream, `apart` bytes apart.
+// The sums of kM rows of x with one panel per stream; the panels lie `apart` bytes apart.
 template <typename Weights, int kS, int kM>
 __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, const uint8_t *panel, int64_t apart,
                                             VecF (&totals)[kS][kM][kVectors]) {
@@ -170,7 +170,7 @@ template <typename Weights> struct UnpackedRun {
 
     void fill(const uint8_t *panel, int64_t blocks) {
         for (int64_t block = 0; block < blocks; ++block, panel += Weights::kBlockBytes) {
-            // To L2: many rows are multiplied before these are read.
+            // Prefetches to L2, because many rows are multiplied before these lines are read.
             for (int64_t i = 0; i < Weights::kBlockBytes; i += 64) {
                 __builtin_prefetch(panel + 4 * kAheadBytes + i, 0, 2);
             }
@@ -189,7 +189,8 @@ template <typename Weights> struct UnpackedRun {
     }
 };
 
-// totals[m][v] += a run's part of the sums of kM rows of x; `blocks` of the run are there. x: the run's groups and scales.
+// totals[m][v] += a run's part of the sums of kM rows of x; the run has `blocks` blocks. x: the run's groups and
+// scales.
 template <typename Weights, int kM>
 __attribute__((noinline)) void add_run(const int32_t *groups, const float *x_scales, int64_t blocks,
                                        const UnpackedRun<Weights> &weights, VecF *totals) {
@@ -223,7 +224,7 @@ __attribute__((noinline)) void add_run(const int32_t *groups, const float *x_sca
     }
 }
 
-// body(std::integral_constant) of 1 <= m <= kMax.
+// Calls body(std::integral_constant) with m, 1 <= m <= kMax.
 template <int64_t kMax, typename Body> void with_rows(int64_t m, const Body &body) {
     if constexpr (kMax > 1) {
         if (m < kMax) {
@@ -233,7 +234,7 @@ template <int64_t kMax, typename Body> void with_rows(int64_t m, const Body &bod
     body(std::integral_constant<int, static_cast<int>(kMax)>{});
 }
 
-// output(row, panel, totals) takes kVectors vectors of results.
+// Passes kVectors vectors of results to output(row, panel, totals).
 template <typename Weights, int kS, int kM, typename Output>
 int64_t multiply_streams(const Args &a, const QuantizedRows<Weights> &x, int64_t begin, int64_t end,
                          const Output &output) {

@@ -1,5 +1,5 @@
-// Products with weights in panels: passes over the rows of x, which the threads quantize together before each multiplies
-// its panels, and the results of a panel.
+// Products with weights in panels: passes over the rows of x. In a pass all threads quantize the rows together, then
+// each multiplies its panels and writes their results.
 #pragma once
 
 #include <omp.h>
@@ -15,12 +15,12 @@ namespace {
 
 using namespace panels;
 
-constexpr int kVectors = kPanel / kLanes; // of a row of results, or of a line of a block
+constexpr int kVectors = kPanel / kLanes; // per row of results, or per line of a block
 
-// X: m rows of k elements as a kernel reads them: bytes(), a multiple of 64; set_memory(memory of as many bytes);
-// set(row, elements). Passes have at most kMost rows, evenly split.
-// scratch_bytes(x, m): of a thread. multiply_panels(x, m, begin, end, scratch, output) calls output(row, panel, totals)
-// with kVectors vectors for each row and panel.
+// X(m, k) holds m rows of k elements in the form that a kernel reads: bytes() is a multiple of 64; set_memory() takes
+// that many bytes; set(row, elements) stores a row. Passes have at most kMost rows, split evenly. scratch_bytes(x, m)
+// is per thread. multiply_panels(x, m, begin, end, scratch, output) calls output(row, panel, totals) with kVectors
+// vectors for each row and panel.
 template <typename X, typename Layout, int64_t kMost, typename T, typename ScratchBytes, typename Multiply>
 void multiply_passes(const Args &a, const ScratchBytes &scratch_bytes, const Multiply &multiply_panels) {
     const int64_t k = a.x.size(-1), n = a.scales.size(0), panels = (n + kPanel - 1) / kPanel;

@@ -1,13 +1,14 @@
-// Products with weights in panels on CUDA: a kernel writes x as int8 to the workspace, with a scale for each run, and a
-// block of threads multiplies a panel, its warps a run each in turn. With the bits of the CPU's kernels: a run's sums are
-// integers, and a thread adds the runs of a result in float, in their order.
-// Limit, on paper, for up to 8 rows of x: the memory bandwidth of the weight, 1.0625 bytes a weight of group8 and 0.5625 of
-// table4, which instructions limit at nearly the same: a warp's step (SASS for sm_90) takes 89 for 1088 bytes of group8
-// and 271 for 1152 of table4, at most 49 and 17 bytes a clock of a multiprocessor, where a copy on an H200 moves 18.6.
-// Products of 4 bytes (dp4a) took no fewer for a single row. More rows read the weight again for every 32, from L2 where
-// it fits, and are limited by the scaling of the groups' sums, a multiply-add for 16 products. Not measured on a GPU.
-// Weights: a Layout; columns(word of a line, part) gives 4 columns as int8, in an order of their own, in which
-// arrange(words of the 8 columns from a multiple of 8 on) brings x.
+// Products with weights in panels on CUDA: a kernel writes x as int8 to the workspace, with a scale for each run; then
+// a thread block multiplies a panel, and its warps take turns at the runs. Results have the bits of the CPU kernels: a
+// run's sums are integers, and a thread adds the runs of a result in float, in their order.
+// Limit, on paper, for up to 8 rows of x: the memory bandwidth of the weight, 1.0625 bytes per weight of group8 and
+// 0.5625 of table4; instructions limit it at nearly the same rate. A warp's step (SASS for sm_90) takes 89 instructions
+// for 1088 bytes of group8 and 271 for 1152 bytes of table4: at most 49 and 17 bytes per clock of a multiprocessor,
+// where a copy on an H200 moves 18.6. Dot products of 4 bytes (dp4a) took no fewer for a single row. More rows read the
+// weight again for every 32, from L2 if it fits, and are limited by scaling the groups' sums, one multiply-add per 16
+// products. Not measured on a GPU.
+// Weights: a Layout; columns(word of a line, part) gives 4 columns as int8 in the Layout's own order; arrange(words of
+// 8 columns from a multiple of 8 on) brings x into that order.
 #pragma once
 
 #include "cuda/int_divider.cuh"
@@ -25,8 +26,9 @@ namespace {
 
 // ---- x ----
 
-// The workspace: rows of int8, 0 beyond k up to whole runs, then the scales of each row's runs. In a block the first
-// words of 4 columns of its 4 groups come first, then the second ones, and so on: a lane loads one of each group.
+// The workspace: rows of int8, padded with 0 beyond k to whole runs, then the scales of each row's runs. Within a
+// block, the first words (4 columns each) of its 4 groups come first, then their second words, and so on: a lane loads
+// one word of each group.
 struct QuantizedRuns {
     int64_t rows = 1, k, runs;
 
@@ -51,11 +53,11 @@ template <typename T> struct RowsOfX {
     float *scales;
     int64_t k, runs;
     cuda::RowStrides<1> rows;
-    bool whole;                       // vectors fit
-    cuda::IntDivider<uint32_t> parts; // thread blocks of a row
+    bool whole;                       // vector accesses are possible
+    cuda::IntDivider<uint32_t> parts; // thread blocks per row
 };
 
-constexpr int kVector = 8; // elements of a thread
+constexpr int kVector = 8; // elements per thread
 constexpr int kMostThreads = 256;
 
 template <typename Weights, typename T>
@@ -117,20 +119,20 @@ struct Problem {
     const uint32_t *x;
     const float *x_scales;
     int64_t m, n;     // rows of x and of the weight
-    int blocks, runs; // of a panel, of a row of x
+    int blocks, runs; // per panel, per row of x
     void *y;
     infiniDtype_t y_dtype;
-    cuda::RowStrides<1> rows;           // of y
+    cuda::RowStrides<1> rows;           // rows of y
     cuda::IntDivider<uint32_t> x_tiles; // thread blocks that share a panel; adjacent, to share the cache
 };
 
-constexpr int kTileRows = 8;       // of x, in a tile of the tensor cores
-constexpr int kPitch = kPanel + 4; // from one row of x to the next in shared memory: no bank conflicts
-template <int kTiles> constexpr int kRuns = kTiles == 1 ? 32 : 16; // of a pass, added at once
+constexpr int kTileRows = 8;       // rows of x per tile of the tensor cores
+constexpr int kPitch = kPanel + 4; // between rows of x in shared memory; avoids bank conflicts
+template <int kTiles> constexpr int kRuns = kTiles == 1 ? 32 : 16; // runs per pass, added at once
 
-// Writes what a run adds to the results of a panel and some tiles of x, [rows of x][kPitch]. The 16 columns of a group are
-// multiplied at a time. Lane l has two adjacent rows of the panel, 2 (l / 4) and the next, which the tensor cores count as
-// l / 4 and l / 4 + 8. kWhole: the weight is aligned.
+// Writes what a run adds to the results of a panel and some tiles of x, [rows of x][kPitch]. Multiplies the 16 columns
+// of a group at a time. Lane l holds two adjacent rows of the panel, 2 (l / 4) and the next, in the place of the tensor
+// cores' rows l / 4 and l / 4 + 8. kWhole: the weight is aligned.
 template <typename Weights, int kTiles, bool kWhole>
 __device__ __forceinline__ void multiply_run(const Problem &a, const uint8_t *panel, int64_t first_m, int run,
                                              float *terms) {
@@ -140,9 +142,9 @@ __device__ __forceinline__ void multiply_run(const Problem &a, const uint8_t *pa
 #pragma unroll
     for (int b = 0; b < Weights::kRunBlocks; ++b) {
         const int block = run * static_cast<int>(Weights::kRunBlocks) + b;
-        // Beyond the panel's last block x is 0.
+        // Beyond the panel's last block x is 0, so any block will do.
         const uint8_t *const data = panel + int64_t{block < a.blocks ? block : a.blocks - 1} * Weights::kBlockBytes;
-        cuda::Vector<uint32_t, 4> x[kTiles]; // a word of each group
+        cuda::Vector<uint32_t, 4> x[kTiles]; // one word per group
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
             const int64_t row = row_of_x(tile * kTileRows + lane / 4);
@@ -182,9 +184,9 @@ __device__ __forceinline__ void multiply_run(const Problem &a, const uint8_t *pa
 }
 
 constexpr int kWarps = 8, kThreads = kWarps * cuda::kWarp;
-constexpr uintptr_t kAlignment = 8; // of a weight, for loads of two rows' words
+constexpr uintptr_t kAlignment = 8; // of a weight, in bytes, for loads of the words of two rows
 
-// y of one total. Not fused multiply-adds: the CPU rounds each product too.
+// Computes y from one total. Without fused multiply-adds, because the CPU rounds each product too.
 __device__ __forceinline__ void finish(const Problem &a, int64_t m, int64_t n, float total) {
     int64_t at[1];
     a.rows.locate(m, at);
@@ -226,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 && kWhole ? 3 : 1)
                 totals[own] = __fadd_rn(totals[own], terms[i][result / kPanel * kPitch + row]);
             }
         }
-        __syncthreads(); // the terms may be written again
+        __syncthreads(); // until all threads have read the terms
     }
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) {
@@ -266,7 +268,8 @@ template <typename Weights> void multiply(const ExecutionContext &context, const
                           x_scales,
                           x.rows,
                           args.scales.size(0),
-                          static_cast<int>(args.weight.size(1)), // of 64 columns: no memory holds 2^31
+                          // Blocks of 64 columns: a dimension of 2^31 blocks fits in no memory.
+                          static_cast<int>(args.weight.size(1)),
                           static_cast<int>(x.runs),
                           args.y.data,
                           args.y.dtype,

@@ -1,4 +1,4 @@
-// Quantizing rows of a weight into panels: a lane has a row, so that sums run over a group's columns in their order and
+// Quantizes rows of a weight into panels. Each lane handles a row, so sums run over a group's columns in order, and
 // every level gives the same bits.
 #pragma once
 
@@ -12,13 +12,13 @@ namespace {
 using namespace panels;
 
 constexpr int64_t kVectors = kPanel / kLanes;
-constexpr int64_t kAloneBytes = 2 << 20; // as in pack_linear: a loader's threads each quantize a part
+constexpr int64_t kAloneBytes = 2 << 20; // as in pack_linear: each thread of a loader quantizes a part
 
 inline VecF magnitude(VecF x) {
     return (VecF)((VecU)x & 0x7fffffffu);
 }
 
-// A vector of rows of a panel, some of which are quantized.
+// A vector of a panel's rows, some of which are to be quantized.
 template <typename T, typename Layout> class PanelRows {
 public:
     PanelRows(const QuantizeArgs &a, int64_t vector)
@@ -35,10 +35,10 @@ public:
     }
 
     int64_t groups() const { return (k_ + kGroup - 1) / kGroup; }
-    int begin() const { return begin_; } // the lanes that are rows
+    int begin() const { return begin_; } // the first lane that is a row to quantize; likewise the end
     int end() const { return end_; }
 
-    // Lanes outside the rows, and columns beyond k, are 0.
+    // Loads the columns of group g; lanes outside the rows, and columns beyond k, are 0.
     void load_group(int64_t g, VecF (&w)[kGroup]) const {
         const int64_t first = g * kGroup, count = k_ - first < kGroup ? k_ - first : kGroup;
         alignas(64) float part[kLanes][kGroup] = {};
@@ -55,9 +55,9 @@ public:
         }
     }
 
-    // group_scales: room for one of each group, in full precision, which fit(w) gives. The row's scale is the largest of
-    // them divided by 127, and NaN for a row with infinity or NaN in it. store(group, w, scale as round(quotient) gives
-    // it, step = scale * the row's, finite) writes a group; those beyond k are of zeros.
+    // group_scales: room for the full-precision scale of each group, which fit(w) returns. The row's scale is the
+    // largest of them divided by 127, or NaN if the row holds infinity or NaN. store(group, w, scale, step, finite)
+    // writes a group, where scale is round(quotient) and step = scale * the row's scale; groups beyond k hold zeros.
     template <typename Fit, typename Round, typename Store>
     void quantize(VecF *group_scales, const Fit &fit, const Round &round, const Store &store) const {
         VecF most{}, poison{};
@@ -83,7 +83,7 @@ public:
             VecI scale{};
             if (g < groups()) {
                 load_group(g, w);
-                // With a denormal scale of the row, which is coarse, the quotient can exceed 127.
+                // If the row's scale is denormal, and so imprecise, the quotient can exceed 127.
                 scale = round(min(splat(127), max(splat(-127), group_scales[g] / divisor))) & finite;
             }
             uint8_t *const to = packed_ + g / kBlockGroups * Layout::kBlockBytes + g % kBlockGroups * kPanel;
@@ -95,7 +95,7 @@ public:
         }
     }
 
-    // The bytes of a row that line `line` of a group has: of the first lane.
+    // Where the first lane's bytes of line `line` of a group are.
     uint8_t *line(int64_t g, int64_t line) const {
         constexpr int64_t kGroupLines = (Layout::kBlockBytes - kScaleBytes) / kLineBytes / kBlockGroups;
         const int64_t in_block = g % kBlockGroups * kGroupLines + line;
@@ -105,13 +105,13 @@ public:
 private:
     int64_t k_, stride_, first_;
     int begin_, end_;
-    const T *weight_; // of lane begin_
-    uint8_t *packed_; // the scale of lane 0 in the first group
-    uint8_t *lines_;  // the first bytes of lane 0
+    const T *weight_; // at lane begin_
+    uint8_t *packed_; // at lane 0's scale in the first group
+    uint8_t *lines_;  // at the first bytes of lane 0
     float *scales_;
 };
 
-// quantize_rows(PanelRows, scratch for the scales of a vector of rows), for all of them.
+// Calls quantize_rows(PanelRows, scratch for the scales of a vector of rows) for all rows.
 template <typename Layout, typename QuantizeRows>
 void quantize_panels(const QuantizeArgs &args, const QuantizeRows &quantize_rows) {
     const int64_t rows = args.weight.size(0), begin = args.first_row / kLanes;

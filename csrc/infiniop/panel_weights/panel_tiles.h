@@ -1,12 +1,12 @@
-// The kernel of products with weights in panels in tile registers, with the bits of panel_dots.h's: a group's scale times
-// an integer of the weight, at most 16256 in magnitude, is 128 * high + low with both in int8, so that two products of
-// tiles give a run's exact sums. A panel's lines are rows of a right operand already. Weights are unpacked in pieces of a
-// panel's k that stay in L1 for all rows of a pass; a run's sums are scaled and added in vectors while tiles multiply the
+// The kernel of products with weights in panels in tile registers, with the bits of panel_dots.h. A group's scale times
+// an integer of the weight, at most 16256 in magnitude, is 128 * high + low with both in int8, so two tile products
+// give a run's exact sums. A panel's lines already have the layout of a right operand. Weights are unpacked in pieces
+// of a panel's k that stay in L1 for all rows of a pass; vectors scale and add a run's sums while tiles multiply the
 // next run.
-// Weights: a Layout; load(lines of a block, pair, __m512i (&)[2]) gives columns 8 * pair to 8 * pair + 3 and the next 4 as
-// int8; at(lines, pair, which of the two, byte) is one of them.
-// Limit, for 16 rows, a panel and a block: 32 cycles for 2 products of tiles, half the rate of int8; beside them, at two
-// instructions a cycle, 40 cycles for 5 vector instructions a row where a run is one block, 20 where it is two.
+// Weights: a Layout; load(lines of a block, pair, __m512i (&)[2]) gives columns 8 * pair to 8 * pair + 3 and the next 4
+// as int8; at(lines, pair, which of the two, byte) is one of them.
+// Limit, for 16 rows, a panel and a block: 32 cycles for two tile products, half the rate of int8. Beside them, at two
+// instructions per cycle, 40 cycles for 5 vector instructions per row if a run is one block, 20 if it is two.
 #pragma once
 
 #include "panel_passes.h"
@@ -15,17 +15,17 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-constexpr int64_t kMaxRows = 512;          // of x in a pass
-constexpr int64_t kStepBlocks = 2;         // that are multiplied between two additions to totals: one run or two
-constexpr int64_t kPieceSteps = 4;         // that are unpacked at once: 16 KiB
-constexpr int64_t kGroupTiles = 8;         // of x: with their totals they stay in L1 from step to step
-constexpr int64_t kNearBytes = 1 << 20;    // of x, which stay in L2 while all panels of a strip are multiplied
-constexpr int64_t kStripBytes = 256 << 10; // of totals beside it
-constexpr int64_t kMaxStrip = 8;           // panels
+constexpr int64_t kMaxRows = 512;          // rows of x per pass
+constexpr int64_t kStepBlocks = 2;         // blocks that are multiplied between two additions to totals: one run or two
+constexpr int64_t kPieceSteps = 4;         // steps that are unpacked at once: 16 KiB
+constexpr int64_t kGroupTiles = 8;         // tiles of x: with their totals they stay in L1 from step to step
+constexpr int64_t kNearBytes = 1 << 20;    // bytes of x, which stay in L2 while all panels of a strip are multiplied
+constexpr int64_t kStripBytes = 256 << 10; // bytes of totals beside it
+constexpr int64_t kMaxStrip = 8;           // panels per strip
 constexpr int kTileVectors = static_cast<int>(kTmmRows) * kVectors;
 static_assert(kPanel == kTmmRows && kBlock == kTmmRowBytes);
 
-// A step of 16 rows of x. Beyond k values are 0; where there is no row or no run, the scales are.
+// A step of 16 rows of x. Values beyond k are 0; for a missing row or run, the scales are 0.
 template <typename Weights> struct StepOfX {
     static_assert(kStepBlocks % Weights::kRunBlocks == 0);
     static constexpr int kRuns = kStepBlocks / Weights::kRunBlocks;
@@ -34,7 +34,7 @@ template <typename Weights> struct StepOfX {
     float scales[kRuns][kTmmRows];
 };
 
-// m rows of x: the tiles of each step.
+// m rows of x as the tiles of each step.
 template <typename Weights> class TiledRows {
 public:
     using Step = StepOfX<Weights>;
@@ -80,20 +80,20 @@ private:
 
 // ---- the weight ----
 
-// Right operands: rows of 4 columns of k, of 16 rows of the weight.
+// A block as right operands: rows of 4 columns of k, for 16 rows of the weight.
 struct UnpackedBlock {
     alignas(64) uint8_t high[kTmmRows][kTmmRowBytes], low[kTmmRows][kTmmRowBytes];
 };
 
 #if defined(__AVX512F__)
-// Products of the bytes of a scale, in each half of a word, and of four levels.
+// Splits the products of scales (bytes, in each half of a word) and four levels into high and low.
 inline void split(__m512i levels, __m512i scales, uint8_t *high, uint8_t *low) {
     const __m512i even = _mm512_slli_epi16(levels, 8), odd = _mm512_and_si512(levels, _mm512_set1_epi16(-256));
-    // (256 * level) * (2 * scale) >> 16 is the product >> 7.
+    // (256 * level) * (2 * scale) >> 16 equals the product >> 7.
     const __m512i doubled = _mm512_add_epi16(scales, scales);
     const __m512i high_even = _mm512_mulhi_epi16(even, doubled), high_odd = _mm512_mulhi_epi16(odd, doubled);
     _mm512_store_si512(high, _mm512_mask_mov_epi8(_mm512_slli_epi16(high_odd, 8), 0x5555555555555555u, high_even));
-    // The lower byte of a product follows from those of the factors.
+    // The lower byte of a product depends only on the factors' lower bytes.
     const __m512i low_even = _mm512_mullo_epi16(levels, scales), low_odd = _mm512_mullo_epi16(odd, scales);
     _mm512_store_si512(
         low, _mm512_and_si512(_mm512_mask_mov_epi8(low_odd, 0x5555555555555555u, low_even), _mm512_set1_epi8(127)));
@@ -123,8 +123,8 @@ template <typename Weights> void unpack(const uint8_t *block, UnpackedBlock &to)
     }
 }
 
-// Blocks [first, first + count) of a panel; meanwhile those of the next piece, which the prefetchers of the hardware miss
-// behind the products of this one, go to L2.
+// Unpacks blocks [first, first + count) of a panel, and prefetches those of the next piece to L2: the hardware
+// prefetchers miss them behind the products of this piece.
 template <typename Weights>
 void unpack_piece(const uint8_t *panel, int64_t blocks, int64_t first, int64_t count, UnpackedBlock *to) {
     for (int64_t i = first; i < first + count; ++i, ++to) {
@@ -134,7 +134,7 @@ void unpack_piece(const uint8_t *panel, int64_t blocks, int64_t first, int64_t c
             }
         }
         unpack<Weights>(panel + (i < blocks ? i : blocks - 1) * Weights::kBlockBytes,
-                        *to); // beyond k x is 0: any weights do
+                        *to); // x is 0 beyond k, so any weights will do
     }
 }
 
@@ -144,7 +144,7 @@ struct Sums {
     VecI high[kTileVectors], low[kTileVectors];
 };
 
-// The sums of a step's runs that are not yet added to the totals of their tile.
+// The sums of a step's runs that have not been added to their tile's totals yet.
 template <typename Weights> struct Pending {
     static constexpr int kRuns = StepOfX<Weights>::kRuns;
 
@@ -152,7 +152,7 @@ template <typename Weights> struct Pending {
     const float (*scales)[kTmmRows];
     VecF *totals;
 
-    // Of the part-th 4 rows.
+    // Adds rows 4 * part to 4 * part + 3.
     INFINI_ALWAYS_INLINE void add(int part) const {
 #pragma GCC unroll 4
         for (int row = part * 4; row < part * 4 + 4; ++row) {
@@ -170,10 +170,10 @@ template <typename Weights> struct Pending {
     }
 };
 
-// A thread's scratch; the totals of a strip of panels follow.
+// A thread's scratch, followed by the totals of a strip of panels.
 template <typename Weights> struct Scratch {
     UnpackedBlock weights[kPieceSteps * kStepBlocks];
-    Sums sums[2][StepOfX<Weights>::kRuns]; // of a step and of the one before it
+    Sums sums[2][StepOfX<Weights>::kRuns]; // of a step and of the previous one
 };
 
 // totals += the products of a piece of k with tiles [begin, end) of x.
@@ -221,9 +221,9 @@ __attribute__((noinline)) void add_piece(const TiledRows<Weights> &x, int64_t be
     }
 }
 
-// How a pass is split: stretches of k, and strips of panels that are multiplied for each.
+// How a pass is split: into stretches of k, and strips of panels that are multiplied for each stretch.
 template <typename Weights> struct Split {
-    int64_t stretch, strip, total_bytes; // in steps; in panels; of a panel
+    int64_t stretch, strip, total_bytes; // in steps; in panels; bytes per panel
 
     explicit Split(const TiledRows<Weights> &x) : total_bytes(x.tiles() * kTmmRows * kPanel * 4) {
         const int64_t most = kNearBytes / (x.tiles() * static_cast<int64_t>(sizeof(StepOfX<Weights>)));
@@ -261,7 +261,7 @@ void multiply_panels(const Args &a, const TiledRows<Weights> &x, int64_t m, int6
                 }
             }
         }
-        for (int64_t row = 0; row < m; ++row) { // a row's results lie together
+        for (int64_t row = 0; row < m; ++row) { // writes all results of a row together
             for (int64_t panel = 0; panel < panels; ++panel) {
                 output(row, first + panel, totals_of(panel) + row * kVectors);
             }

@@ -7,14 +7,14 @@ namespace infini::panels {
 
 namespace {
 
-// The rules of a packed weight for rows of k elements.
+// Checks a packed weight for rows of k elements.
 void check_packed(const Checker &rule, int64_t block_bytes, const char *name, const TensorView &packed, int64_t k) {
     rule.rank(name, packed, 3);
     rule.dtype(name, packed, {INFINI_DTYPE_U8});
     rule.shape(name, packed, {packed.size(0), k / kBlock + (k % kBlock != 0), block_bytes},
                "of panels of 16 rows, in blocks of 64 columns");
     rule.contiguous(name, packed);
-    if (packed.size(0) > std::numeric_limits<int64_t>::max() / kPanel) { // it holds nothing then
+    if (packed.size(0) > std::numeric_limits<int64_t>::max() / kPanel) { // such a view can only be empty
         rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, name, "have rows that 64 bits can count", shape_of(packed));
     }
 }

@@ -1,4 +1,4 @@
-// The rules of qkv_rope_cache, most of them those of rope and paged_caching, and the call of its kernel.
+// The rules of qkv_rope_cache, most of which are those of rope and paged_caching, and the call of its kernel.
 #include "qkv_rope_cache.h"
 
 #include "check.h"

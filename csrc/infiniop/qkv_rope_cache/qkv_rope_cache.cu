@@ -1,7 +1,7 @@
-// The CUDA kernel of qkv_rope_cache, one launch (two for caches of int8): each thread has one slice of one or two of a
-// row's heads, rotates it if it is q's or k's and writes it to q or to the slot. Limit: memory bandwidth, each element
-// read and written once (8192 tokens of 32 + 2 x 8 heads x 128 bf16 at 4.3 TB/s: 47 us); few tokens take the latency of
-// position, angles, result.
+// The CUDA kernel of qkv_rope_cache, one launch (two for int8 caches): each thread handles one slice of one or two
+// heads of a row, rotates it if it belongs to q or k, and writes it to q or to its slot. Limit: memory bandwidth, each
+// element read and written once (8192 tokens of 32 + 2 x 8 heads x 128 bf16 at 4.3 TB/s: 47 us); for a few tokens the
+// latency of reading position, angles and row.
 // SASS: write_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.cuh"
 #include "paged_caching/quantized.cuh"
@@ -19,7 +19,7 @@ using cuda::Slice;
 template <typename T, typename A> struct Problem {
     TensorView q, k_cache, v_cache, qkv, slot_mapping;
     rope::Rotation<T, A> rotation;
-    HeadPlan plan; // its heads: those of q, k and v
+    HeadPlan plan; // its heads are those of q, k and v
     bool aligned;
 };
 
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads, 5) write_heads(const __gri
         turn.fetch(a.rotation, turned, head < rotated && number < a.rotation.turning, 0, token);
     };
 
-    fetch(); // while the loads of the slots are in flight
+    fetch(); // overlaps with the loads of the slots
     if (a.plan.end_head() > heads) {
         tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.plan.tokens);
     }
@@ -82,9 +82,9 @@ __global__ void __launch_bounds__(cuda::kHeadThreads, 5) write_heads(const __gri
     }
 }
 
-// The rows of k, rotated, and of v for caches of int8.
+// For int8 caches: the rotated rows of k, and the rows of v.
 template <typename T, typename A> struct Rows {
-    TensorView rows; // [tokens, heads of all three, D]
+    TensorView rows; // [tokens, heads of q, k and v, D]
     int64_t heads, kv_heads;
     rope::Rotation<T, A> rotation;
     bool aligned;
@@ -112,13 +112,13 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
         if constexpr (!std::is_same_v<T, double>) {
             const int64_t tokens = args.qkv.shape[0], columns = args.q.shape[2];
             const rope::Rotation<T, A> rotation(args.cos, args.sin, args.positions, columns, args.interleaved);
-            TensorView rows = args.qkv; // [tokens, heads of all three, D]
+            TensorView rows = args.qkv; // [tokens, heads of q, k and v, D]
             rows.ndim = 3;
             rows.shape[1] = args.q.shape[1] + 2 * args.k_cache.shape[1];
             rows.strides[1] = columns;
             rows.shape[2] = columns;
             rows.strides[2] = 1;
-            const auto write = [&](int64_t heads) { // the first ones of a row
+            const auto write = [&](int64_t heads) { // writes the first `heads` heads of each row
                 const HeadPlan plan(tokens, heads, rotation.turning + rotation.passing, paged_caching::tile_of(tokens));
                 const Problem<T, A> problem{args.q,
                                             args.k_cache,

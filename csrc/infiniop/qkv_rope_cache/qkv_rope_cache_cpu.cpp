@@ -1,7 +1,7 @@
-// The CPU kernel of qkv_rope_cache: row by row of qkv, with one token's angles for all its heads. For caches of int8, k
-// is rotated in scratch memory and then quantized.
-// Limit: memory bandwidth, each element read and written once. Threads split the heads, so that tokens with the same
-// slot are written in order.
+// The CPU kernel of qkv_rope_cache: row by row of qkv, with a token's angles computed once for all its heads. For int8
+// caches, k is rotated in scratch memory and then quantized.
+// Limit: memory bandwidth, each element read and written once. Threads split the heads, so that tokens with equal slots
+// are written in order.
 #include "level_types.h"
 #include "qkv_rope_cache.h"
 
@@ -15,8 +15,8 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The heads from begin to end of every token; of a row's heads the first are q's, then come k's, then v's.
-// room: for the heads of k among them, where the caches are int8.
+// Handles heads begin .. end-1 of every token; a row has q's heads first, then k's, then v's. room: scratch for k's
+// heads among them if the caches are int8.
 template <typename Tile, typename T, typename C>
 void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end, T *room) {
     const int64_t heads = a.q.shape[1], size = a.q.shape[2], rotated = heads + a.k_cache.shape[1];

@@ -1,5 +1,5 @@
-// Quantizes rows to int8 with a scale each, on CUDA: of weights, and of x for integer products.
-// Limit: memory bandwidth; a row is read a second time from the cache.
+// Quantizes rows to int8 with one scale each, on CUDA: rows of weights, and of x for integer products. Limit: memory
+// bandwidth; the second read of a row comes from the cache.
 #pragma once
 
 #include "cuda/launch.cuh"
@@ -14,20 +14,20 @@ template <typename T> struct Rows {
     const T *x;
     int8_t *q;
     float *scales;
-    int64_t k, width, pitch; // columns of x, and of q; from one row of q to the next
+    int64_t k, width, pitch; // columns of x and of q; distance between rows of q
     cuda::RowStrides<1> rows;
-    bool whole, q_whole; // vectors fit
+    bool whole, q_whole; // vector accesses are possible
 };
 
-constexpr int kVector = 8; // elements of a thread at a time
+constexpr int kVector = 8; // elements per thread and step
 
-// The largest magnitude of a row, then integers to nearest even, zeros beyond k. A row with infinity or NaN in it gets
-// the scale NaN, and with it all that is computed from it.
+// Finds the largest magnitude of a row, then writes integers, rounded to nearest even, and zeros beyond k. A row that
+// holds infinity or NaN gets the scale NaN, which spreads to everything computed from it.
 template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __grid_constant__ Rows<T> a) {
     cuda::grid_dependency_sync();
     INFINI_SHARED(shared, float[32]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-    const bool mine = row < a.rows.count; // surplus rows of the last block still meet the barriers
+    const bool mine = row < a.rows.count; // threads without a row in the last block still reach the barriers
     int64_t at[1];
     a.rows.locate(mine ? row : 0, at);
     const T *const x = a.x + at[0];
@@ -65,7 +65,7 @@ template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __
     }
 }
 
-// q [rows of x, width], rows `pitch` apart, width at least that of x; scales, one a row.
+// q [rows of x, width], rows `pitch` apart, with width at least the columns of x; one scale per row.
 template <typename T>
 void quantize_rows(const ExecutionContext &context, const TensorView &x, int8_t *q, int64_t width, int64_t pitch,
                    float *scales) {

@@ -1,5 +1,5 @@
-// The CUDA kernels of quantize_int8 (int8_rows.cuh) and quantize_int4. For int4 half a warp or a whole one has a group,
-// with its elements in registers. Limit: memory bandwidth.
+// The CUDA kernels of quantize_int8 (int8_rows.cuh) and quantize_int4. For int4 half a warp or a whole one handles a
+// group, with its elements in registers. Limit: memory bandwidth.
 #include "int8_rows.cuh"
 #include "quantize.h"
 
@@ -13,8 +13,8 @@ template <typename T> struct Groups {
     uint8_t *q;
     T *scales, *zeros;
     int64_t w_stride, q_stride, scales_stride, zeros_stride;
-    int64_t groups, count; // in a row, in all
-    bool w_whole, q_whole; // vectors of a thread fit
+    int64_t groups, count; // per row, in total
+    bool w_whole, q_whole; // a thread's vector accesses are possible
 };
 
 template <typename T, int kGroup>
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads) int4_groups(const __grid_constant__ 
     cuda::grid_dependency_sync();
     constexpr int kLanes = kGroup < 64 ? 16 : 32, kElements = kGroup / kLanes; // 2 or 4
     const int64_t index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
-    const bool mine = index < a.count; // surplus groups still take part in the shuffles
+    const bool mine = index < a.count; // threads without a group still take part in the shuffles
     const int64_t row = mine ? index / a.groups : 0, group = mine ? index - row * a.groups : 0;
     const int lane = threadIdx.x % kLanes;
     const int64_t column = group * kGroup + lane * kElements;
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) int4_groups(const __grid_constant__ 
     }
     least = cuda::warp_reduce<cuda::Min, kLanes>(least);
     most = cuda::warp_reduce<cuda::Max, kLanes>(most);
-    const bool finite = least >= -3.402823466e38f && most <= 3.402823466e38f; // not infinity, not NaN
+    const bool finite = least >= -3.402823466e38f && most <= 3.402823466e38f; // neither infinity nor NaN
     const float nan = __uint_as_float(0x7fc00000u);
     T scale, zero;
     cuda::narrow_to(&scale, finite ? most / 15 - least / 15 : nan);
@@ -70,7 +70,7 @@ template <typename T, int kGroup> void launch_groups(const ExecutionContext &con
 void run_int8_on_cuda(const ExecutionContext &context, const Args &args) {
     cuda::with_float_type(args.weight.dtype, [&](auto type) {
         using T = decltype(type);
-        if constexpr (sizeof(T) <= 4) { // the rules refuse double
+        if constexpr (sizeof(T) <= 4) { // the rules exclude double
             quantize_rows<T>(context, args.weight, args.q.as<int8_t>(), args.q.size(1), args.q.stride(0),
                              args.scales.as<float>());
         }

@@ -1,6 +1,6 @@
-// The CPU kernels of quantize_int8 and quantize_int4: each row, or some groups of one, is read twice: for its extremes,
-// then, from the cache, for the integers.
-// Limit: the division of each element (AVX-512: 16 in about 9 cycles), near what reading weights from memory takes.
+// The CPU kernels of quantize_int8 and quantize_int4. Each row, or some groups of it, is read twice: for the extremes,
+// then (from the cache) for the integers. Limit: one division per element (AVX-512: 16 in about 9 cycles), close to the
+// time of reading weights from memory.
 #include "quantize.h"
 
 #include "parallel.h"
@@ -12,13 +12,13 @@ namespace {
 
 using quantize::Args;
 
-// x rounded to T and stored; returns what was stored.
+// Stores x rounded to T; returns what was stored.
 template <typename T> VecF store_rounded(T *p, VecF x, int n) {
     store(p, x, n);
     return round_to<T>(x);
 }
 
-// Stores two lanes, each below 16, in a byte.
+// Stores two lanes, each below 16, in one byte.
 inline void store_nibbles(uint8_t *p, VecI value) {
     typedef uint64_t VecL __attribute__((vector_size(kLanes * 4)));
     const VecL pairs = (VecL)value | (VecL)value >> 28;
@@ -31,7 +31,7 @@ inline void store_nibbles(uint8_t *p, VecI value) {
 #endif
 }
 
-// kLanes groups at a time: their extremes one by one, scales and zeros of all at once.
+// Handles kLanes groups at a time: their extremes one by one, scales and zeros of all at once.
 template <typename T> class Int4Row {
 public:
     explicit Int4Row(int64_t group_size) : group_size_(group_size) {}
@@ -55,14 +55,14 @@ private:
         for (int g = 0; g < count; ++g) {
             const VecF divisor = splat(scale[g] > 0 ? scale[g] : 1), middle = splat(zero[g]);
             for (int64_t i = g * group_size_; i < (g + 1) * group_size_; i += kLanes) {
-                // Of the two arguments, max gives the second for a NaN.
+                // If x is NaN, max returns its second argument.
                 const VecF steps = min(splat(7), max((load(w + i) - middle) / divisor, splat(-8)));
                 store_nibbles(q + i / 2, nearest(steps) + 8);
             }
         }
     }
 
-    // NaN both, if there is infinity or NaN among them.
+    // Both become NaN if the group holds infinity or NaN.
     void find_extremes(const T *w, float &least, float &most) const {
         VecF low = load(w), high = low, poison = low * splat(0);
         for (int64_t i = kLanes; i < group_size_; i += kLanes) {
@@ -71,7 +71,7 @@ private:
             high = max(x, high);
             poison = fma(x, splat(0), poison);
         }
-        // NaN in some lane, or 0 in all.
+        // NaN in some lane, or else 0 in all.
         const float nothing = sum(poison);
         least = -max(-low) + nothing;
         most = max(high) + nothing;

@@ -1,5 +1,5 @@
-// The conversion of quantized weights to operands of a product. For each format: the registers of a step along k, and x
-// packed in the same order, which is arbitrary within a step.
+// How quantized weights become operands of a product. Each format defines the registers of a step along k, and x packed
+// in the same order, which is arbitrary within a step.
 #pragma once
 
 #include "quantized_linear.h"
@@ -8,8 +8,8 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// x of type T is multiplied as float, or as bfloat16 in pairs where the machine can: the integers are exact in both.
-// The formats below are compiled for these two types, not for every T.
+// x of type T is multiplied as float, or as pairs of bfloat16 if the machine can; the integers are exact in both. The
+// formats below are compiled for these two types, not for every T.
 template <typename T> struct FactorOf {
     using X = float;
 };
@@ -21,7 +21,7 @@ template <typename X> struct Factors {
 };
 
 #if defined(__AVX512BF16__)
-// Denormal inputs and sums count as zero in this instruction.
+// The instruction treats denormal inputs and sums as zero.
 template <> struct FactorOf<bf16> {
     using X = bf16;
 };
@@ -45,7 +45,7 @@ template <> struct Factors<bf16> {
 };
 #endif
 
-// ---- int8: a step is one register, as floats in the order of k, or as pairs of elements from its two halves ----
+// ---- int8: a step is one register: floats in the order of k, or pairs of elements from its two halves ----
 
 inline VecF load_int8(const uint8_t *p) {
 #if defined(__AVX512F__)
@@ -82,14 +82,14 @@ template <typename X_> struct Int8 {
     using X = X_;
     using Weights = typename Factors<X>::Register;
     static constexpr int kStep = kLanes * 4 / sizeof(X);
-    static constexpr int64_t kLongest = int64_t{1} << 40;     // block of k
-    static constexpr int kTileRows = kManyRegisters ? 12 : 4; // rows of x, and with many of them
+    static constexpr int64_t kLongest = int64_t{1} << 40;     // elements of k per block, at most
+    static constexpr int kTileRows = kManyRegisters ? 12 : 4; // rows of x
     static constexpr int kRows = 2;                           // weight rows in registers at once
-    static constexpr bool kScaleRows = true;                  // a scale for each weight row, applied to the sum
+    static constexpr bool kScaleRows = true;                  // one scale per weight row, applied to the sum
     static constexpr int64_t bytes(int64_t k) { return k; }
-    static constexpr int64_t run_bytes(int) { return 128; } // for this many rows of x
+    static constexpr int64_t run_bytes(int) { return 128; } // by number of rows of x
 
-    struct Pattern { // none: the scale of a row is applied to its sum
+    struct Pattern { // empty: a row's scale is applied to its sum
         explicit Pattern(const quantized_linear::Args &) {}
     };
     struct Scales {
@@ -119,7 +119,7 @@ template <typename X_> struct Int8 {
         }
     }
 
-    // The first n elements of a step; the others are 0.
+    // Packs the first n elements of a step, padded with zeros.
     template <typename T> static void pack_step(const T *x, int n, X *packed) {
         if constexpr (kStep == kLanes) {
             store(packed, load(x, n));
@@ -131,7 +131,7 @@ template <typename X_> struct Int8 {
     }
 };
 
-// ---- int4: a step is eight registers of floats or four of pairs; lane i has elements 8i to 8i + 7 ----
+// ---- int4: a step is eight registers of floats or four of pairs; lane i holds elements 8i to 8i + 7 ----
 
 constexpr int kNibbles = 8;
 
@@ -139,7 +139,7 @@ constexpr int kNibbles = 8;
 alignas(64) constexpr float kInt4Floats[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 #endif
 
-// Register j has nibble j of each lane.
+// Register j gets nibble j of each lane.
 inline void load_int4(VecU nibbles, VecF (&q)[kNibbles]) {
 #pragma GCC unroll 8
     for (int j = 0; j < kNibbles; ++j) {
@@ -152,14 +152,14 @@ inline void load_int4(VecU nibbles, VecF (&q)[kNibbles]) {
 }
 
 #if defined(__AVX512BF16__)
-// -8 to 7 in bfloat16, twice: the fifth bit of the index is ignored.
+// -8 to 7 in bfloat16, twice, because the fifth bit of the index is not cleared.
 alignas(64) constexpr uint16_t kInt4Halves[32] = {
     0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
     0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
     0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
 };
 
-// Register j has the pair of nibbles j and j + 4 of each lane.
+// Register j gets the pair of nibbles j and j + 4 of each lane.
 inline void load_int4(VecU nibbles, __m512bh (&q)[kNibbles / 2]) {
 #pragma GCC unroll 4
     for (int j = 0; j < kNibbles / 2; ++j) {
@@ -173,12 +173,12 @@ alignas(16) constexpr uint8_t kInt4Low[16] = {0x00, 0xe0, 0xc0, 0xa0, 0x80, 0x40
 alignas(16) constexpr uint8_t kInt4High[16] = {0xc1, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0xbf,
                                                0x00, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40};
 
-// Register j has the pair of nibbles j and j + 4 of each lane.
+// Register j gets the pair of nibbles j and j + 4 of each lane.
 inline void load_int4(VecU nibbles, bfloat16x8_t (&q)[kNibbles / 2]) {
     const uint8x16_t low = vld1q_u8(kInt4Low), high = vld1q_u8(kInt4High);
 #pragma GCC unroll 4
     for (int j = 0; j < kNibbles / 2; ++j) {
-        const VecU index = nibbles >> (4 * j) & 0x000f000fu; // a byte beyond the table gives 0
+        const VecU index = nibbles >> (4 * j) & 0x000f000fu; // an index byte beyond the table gives 0
         const uint8x16_t lower = vqtbl1q_u8(low, (uint8x16_t)(index | 0xff00ff00u));
         const uint8x16_t upper = vqtbl1q_u8(high, (uint8x16_t)(index << 8 | 0x00ff00ffu));
         q[j] = vreinterpretq_bf16_u8(vorrq_u8(lower, upper));
@@ -186,7 +186,7 @@ inline void load_int4(VecU nibbles, bfloat16x8_t (&q)[kNibbles / 2]) {
 }
 #endif
 
-// Rows are short and read once: the hardware prefetcher would not detect the sequence.
+// Rows are short and read once, so the hardware prefetcher would not detect the sequence.
 template <typename S> inline void prefetch_rows(const S *row, int64_t size, int64_t stride) {
     constexpr int64_t kAheadRows = 4, kLine = 64 / sizeof(S);
     for (int64_t i = 0; i < size; i += kLine) {
@@ -209,9 +209,9 @@ template <typename X_> struct Int4 {
         VecF scale;
     };
 
-    // The group of each lane within a step, which has at most four.
+    // The group of each lane within a step, which spans at most four groups.
     struct Pattern {
-        int shift = 0; // group = 1 << shift
+        int shift = 0; // a group has 1 << shift lanes
         VecI group_of_lane{};
 
         explicit Pattern(const quantized_linear::Args &a) {
@@ -221,7 +221,7 @@ template <typename X_> struct Int4 {
                 group_of_lane[lane] = lane * kNibbles >> shift;
             }
         }
-        // Expands the groups' scales to the lanes; reads four.
+        // Expands the groups' scales to the lanes; reads four scales.
         VecF of_lanes(const float *scales) const {
 #if defined(__AVX512F__)
             return _mm512_permutexvar_ps((__m512i)group_of_lane, _mm512_broadcast_f32x4(_mm_loadu_ps(scales)));
@@ -229,7 +229,7 @@ template <typename X_> struct Int4 {
             return _mm256_permutevar8x32_ps(_mm256_broadcast_ps(reinterpret_cast<const __m128 *>(scales)),
                                             (__m256i)group_of_lane);
 #else
-            return splat(*scales); // a step is no longer than a group
+            return splat(*scales); // a step lies within one group
 #endif
         }
     };
@@ -261,10 +261,10 @@ template <typename X_> struct Int4 {
         uint8_t part[kStep / 2] = {};
         std::memcpy(part, p, static_cast<size_t>(n) / 2);
         Weights weights = load_step(part, pattern, scales, k);
-        weights.scale = first_lanes(weights.scale, n / kNibbles, 0.0f); // there is none beyond
+        weights.scale = first_lanes(weights.scale, n / kNibbles, 0.0f); // there is no scale beyond n
         return weights;
     }
-    // sums[r][m] += weights[r] @ row m of x; several sums interleaved, because each is a chain of additions.
+    // sums[r][m] += weights[r] @ row m of x; several sums are interleaved, because each is a chain of additions.
     template <int kR, int kM>
     INFINI_ALWAYS_INLINE static void add(const Weights (&weights)[kR], const X *x, VecF (&sums)[kR][kM]) {
         add_from<0>(weights, x, sums);
@@ -297,7 +297,7 @@ template <typename X_> struct Int4 {
         }
     }
 
-    // The first n elements of a step; the others are 0.
+    // Packs the first n elements of a step, padded with zeros.
     template <typename T> static void pack_step(const T *x, int n, X *packed) {
         float part[kStep] = {};
         for_each_vector(n, [&](int64_t i, auto lanes) { store(part + i, load_at(x, i, lanes)); });

@@ -1,6 +1,6 @@
-// The scales and zeros of linear_int4's groups, as integer products load them (int8_gemm/int8_dots.h). The dispatch on
-// their type is once per several rows of vectors: compiling all products for each type would take long. Included only
-// by kernel files.
+// Loads the scales and zeros of linear_int4's groups for integer products (int8_gemm/int8_dots.h). Dispatches on their
+// type once per several vectors of rows: compiling all products for each type would take long. Included only by kernel
+// files.
 #pragma once
 
 #include "tensor_view.h"
@@ -30,7 +30,7 @@ private:
             const auto *values = view.as<const decltype(type)>() + row * view.stride(0) + group;
 #pragma GCC unroll 4
             for (int i = 0; i < kRows; ++i, values += apart * view.stride(0)) {
-                __builtin_prefetch(values + kLanes * view.stride(0)); // of the rows that come next
+                __builtin_prefetch(values + kLanes * view.stride(0)); // prefetches the next rows' values
                 to[i] = load_at(values, 0, lanes);
             }
         });

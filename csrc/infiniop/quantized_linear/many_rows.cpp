@@ -1,4 +1,4 @@
-// The plan of products of many rows by quantized weights through cuBLAS: when, in which slices, with which workspace.
+// Plans products of many rows by quantized weights through cuBLAS: when to use it, the slices, and the workspace.
 #include "many_rows.h"
 
 #include <charconv>
@@ -14,9 +14,9 @@ namespace {
 
 constexpr int64_t kMinSlice = 64;
 
-// The distance of rows, if it is the same for all and at least their length; else 0.
+// The distance between rows, if it is constant and at least the row length; else 0.
 int64_t even_step(const TensorView &x) {
-    int64_t step = 0, next = 0; // next: what the stride of the dimension in front must be
+    int64_t step = 0, next = 0; // next: the stride that the preceding dimension must have
     for (int dim = x.ndim - 2; dim >= 0; --dim) {
         if (x.shape[dim] == 1) {
             continue;
@@ -31,7 +31,7 @@ int64_t even_step(const TensorView &x) {
         }
         next = x.strides[dim] * x.shape[dim];
     }
-    return step == 0 ? x.size(-1) : step; // there is one row
+    return step == 0 ? x.size(-1) : step; // there is a single row
 }
 
 bool has(const TensorView &optional) {
@@ -99,7 +99,7 @@ Plan::Plan(const Problem &problem)
     weight_at = place(unpacks ? slice * row : 0);
     sums_at = place(row_sums * padded_columns(slice));
     cublas_at = place(gemm::kWorkspaceBytes);
-    bytes += kAlignment; // to begin with
+    bytes += kAlignment; // for aligning its start
 }
 
 size_t workspace_size(const Problem &problem) {

@@ -1,4 +1,4 @@
-// Many rows of x by quantized weights, each slice unpacked, multiplied by cuBLAS and scaled: see many_rows.h.
+// Many rows of x by quantized weights (see many_rows.h): each slice is unpacked, multiplied by cuBLAS and scaled.
 // Limit: cuBLAS, and the memory bandwidth of the workspace.
 #include "many_rows.h"
 
@@ -22,7 +22,7 @@ TensorView matrix(void *data, infiniDtype_t dtype, int64_t rows, int64_t columns
     return view;
 }
 
-// Elements [first, first + count) along a dimension; an absent view stays absent.
+// Narrows a dimension to elements [first, first + count); an absent view stays absent.
 TensorView part(TensorView view, int dim, int64_t first, int64_t count) {
     if (view.dtype != INFINI_DTYPE_INVALID) {
         view.data = view.as<char>() + first * view.stride(dim) * static_cast<int64_t>(size_of(view.dtype));
@@ -31,7 +31,7 @@ TensorView part(TensorView view, int dim, int64_t first, int64_t count) {
     return view;
 }
 
-// x, its rows `step` apart.
+// Copies x to rows that lie `step` apart.
 void copy_rows(const ExecutionContext &context, const TensorView &x, void *to, int64_t step) {
     TensorView copy = x;
     copy.data = to;
@@ -62,7 +62,8 @@ void run(const ExecutionContext &context, const Problem &problem) {
     const int columns = problem.y.ndim - 1;
     for (int64_t first = 0, count = 0; first < plan.n; first += count) {
         const int64_t left = plan.n - first;
-        // No last slice of one row: cuBLAS would see a column-major matrix, byte by byte.
+        // A last slice of one row must not occur: cuBLAS would see a column-major matrix, whose elements are not
+        // contiguous.
         count = left <= plan.slice ? left : left == plan.slice + 1 ? plan.slice - 1 : plan.slice;
         TensorView weight = part(problem.weight, 0, first, count);
         if (plan.unpacks) {

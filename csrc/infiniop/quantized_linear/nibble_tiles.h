@@ -1,11 +1,11 @@
 // Blocks of grouped 4-bit weights for products in tile registers: integers are unpacked to tiles of int8 or (exactly)
 // bfloat16, and the tiles' sums over a group are scaled and added in float, group by group from the first on.
-// Limit: for a group of s steps, 4 products of tiles a step take 64 s cycles; storing their sums and the scaled ones
-// takes 128, in parallel. On paper 0.5, 1 and 1 of the tiles' rate remain in bfloat16 with groups of 32, 64 and 128,
-// and in int8 0.25, 0.5 and 1 (32 fill half a step). Totals held in vector registers save stores, but cost as many
-// loads; weights scaled in bfloat16 would need neither, but are rounded twice. Measured on an Intel Xeon (Sapphire
-// Rapids) with 512 rows and groups of 128: 0.74 TFLOP/s in bfloat16, where linear has 1.0; 1.08 TOP/s in int8, where
-// linear_int8 has 1.7.
+// Limit: for a group of s steps, 4 tile products per step take 64 s cycles; storing their sums and the scaled sums
+// takes 128 cycles, in parallel. On paper that leaves 0.5, 1 and 1 of the tiles' rate in bfloat16 for groups of 32, 64
+// and 128, and 0.25, 0.5 and 1 in int8 (32 elements fill half a step). Totals in vector registers would save stores but
+// cost as many loads; scaling the weights in bfloat16 would avoid both, but rounds twice. Measured on an Intel Xeon
+// (Sapphire Rapids) with 512 rows and groups of 128: 0.74 TFLOP/s in bfloat16 (linear: 1.0), 1.08 TOP/s in int8
+// (linear_int8: 1.7).
 #pragma once
 
 #include "formats.h"
@@ -21,7 +21,7 @@ using quantized_linear::Args;
 
 // ---- unpacking ----
 
-// The 32 elements of 16 bytes, less 8, in the order of k.
+// Unpacks the 32 elements of 16 bytes, minus 8, in the order of k.
 inline void unpack(const uint8_t *from, bf16 *to) {
 #if defined(__AVX512BF16__)
     const VecU bytes = (VecU)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
@@ -46,19 +46,19 @@ inline void unpack(const uint8_t *from, int8_t *to) {
 #endif
 }
 
-// Up to 32 rows of weights as left operands. E: of x, bf16 or int8_t.
+// Up to 32 rows of weights as left operands. E: the type of x, bf16 or int8_t.
 template <typename E> struct NibbleBlock {
     const uint8_t *rows;
     int64_t stride, count;
-    int64_t step_bytes; // of a row in a step: fewer than a step holds where a group is shorter
+    int64_t step_bytes; // bytes of a row in a step: fewer than a step holds if a group is shorter
 
     static constexpr Weights kWeights = Weights::kGrouped;
-    static constexpr int64_t kUnpacked = 16; // bytes at a time
+    static constexpr int64_t kUnpacked = 16; // bytes unpacked at a time
 
     TileSource source(int64_t, int64_t first, int64_t steps, bool, char *to) const {
-        constexpr int64_t kBytes = 2 * kUnpacked * static_cast<int64_t>(sizeof(E)); // that these become
+        constexpr int64_t kBytes = 2 * kUnpacked * static_cast<int64_t>(sizeof(E)); // the bytes that they unpack to
         for (int64_t row = 0; row < kPairRows; ++row) {
-            char *at = to + row * kTmmRowBytes; // the second tile lies behind the first
+            char *at = to + row * kTmmRowBytes; // the second tile follows the first
             if (row >= count) {
                 for (int64_t step = 0; step < steps; ++step, at += 2 * kTmmBytes) {
                     std::memset(at, 0, kTmmRowBytes);
@@ -89,23 +89,24 @@ template <typename E> struct NibbleBlock {
 
 // ---- groups ----
 
-// The tiles' sums over a group: scale * sum + zero * (x's sum) is added to the total, as in int8_gemm/int8_product.h,
-// and without fused multiply-adds, which lower levels do not have.
+// Adds the tiles' sums over a group to the totals: scale * sum + zero * (sum of x), as in int8_gemm/int8_product.h, and
+// without fused multiply-adds, which lower levels do not have.
 template <typename E> struct GroupSums {
     const GroupScales &scales;
     int64_t n;               // weight rows
-    int64_t count, steps;    // groups of a row; steps of k in each, which divide those of a piece
+    int64_t count, steps;    // groups per row; steps of k per group, which divide those of a piece
     float *x_sums = nullptr; // [group][row of x in the pass]
     int64_t x_pitch = 0;
 
-    int64_t elements() const { return steps * kTileStep<E>; } // of k in a group, as x is packed
+    int64_t elements() const { return steps * kTileStep<E>; } // elements of k per group, in the layout of packed x
 
-    // x's sums, stored after its tiles.
+    // The bytes of x's sums, which are stored after its tiles.
     int64_t x_bytes(const Pass<E> &pass) const { return scales.has_zeros() ? count * pass.pairs * kPairRows * 4 : 0; }
     void set_memory(const Pass<E> &pass, void *memory) {
         x_sums = static_cast<float *>(memory);
         x_pitch = pass.pairs * kPairRows;
-        std::memset(memory, 0, static_cast<size_t>(x_bytes(pass))); // missing rows: no slow denormals
+        // Missing rows are 0, because denormals would be slow.
+        std::memset(memory, 0, static_cast<size_t>(x_bytes(pass)));
     }
     void sum_row(int64_t row, const E *x) const {
         if (!scales.has_zeros()) {
@@ -120,20 +121,20 @@ template <typename E> struct GroupSums {
         }
     }
 
-    // A thread's scratch: sums of a group, then scales and zeros of the groups of a piece: [group][weight row].
+    // A thread's scratch: the sums of a group, then scales and zeros of the groups of a piece: [group][weight row].
     static int64_t scratch_bytes() { return (kPairSums + 2 * kLongPieceSteps * kPairRows) * 4; }
     float *part(char *scratch) const { return reinterpret_cast<float *>(scratch); }
     float *scales_in(char *scratch) const { return part(scratch) + kPairSums; }
 
-    // Prepares the scales and zeros for block i and these groups.
+    // Loads the scales and zeros of block i for these groups.
     void begin_piece(int64_t i, int64_t first, int64_t groups, char *scratch) const {
         const int64_t row = i * kPairRows, left = n - row;
         pack_scales<kPairRows / kLanes>(WeightRows{nullptr, 0, row, left < kPairRows ? left : kPairRows}, groups,
                                         From{scales, first}, scales_in(scratch));
     }
 
-    // Adds the sums of the group at `step` of k, `in_piece` of a piece of piece_steps, to those of a block of `rows`
-    // weight rows and of a pair of tiles of x.
+    // Adds the sums of the group at step `step` of k (step `in_piece` of a piece of piece_steps steps) to those of a
+    // block of `rows` weight rows and of a pair of tiles of x.
     __attribute__((noinline)) void add(const Pass<E> &pass, int64_t pair, int64_t rows, int64_t step, int64_t in_piece,
                                        int64_t piece_steps, char *scratch, float *totals) const {
         const float *const sums = part(scratch);
@@ -165,7 +166,7 @@ template <typename E> struct GroupSums {
     }
 
 private:
-    // The same scales from a later group on.
+    // The same scales, from group `first` on.
     struct From {
         const GroupScales &all;
         int64_t first;
@@ -182,13 +183,13 @@ private:
     };
 };
 
-// An int4 weight for multiply_tiles: its blocks, and its groups, of steps of E.
+// An int4 weight for multiply_tiles: its blocks, and its groups, in steps of E.
 template <typename E> struct NibbleWeight {
     const Args &args;
     int64_t n = args.weight.size(0), groups = args.scales.size(1);
-    int64_t group = groups > 0 ? args.x.size(-1) / groups : kTileStep<E>; // elements of k
+    int64_t group = groups > 0 ? args.x.size(-1) / groups : kTileStep<E>; // elements of k per group
     int64_t steps = ceil_div(group, kTileStep<E>);
-    int64_t k = groups * steps * kTileStep<E>; // with zeros after groups that do not fill their steps
+    int64_t k = groups * steps * kTileStep<E>; // includes zeros that fill the last step of each group
 
     int64_t blocks() const { return ceil_div(n, kPairRows); }
     NibbleBlock<E> block(int64_t i) const {

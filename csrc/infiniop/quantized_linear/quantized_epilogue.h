@@ -10,12 +10,12 @@ namespace {
 
 using quantized_linear::Args;
 
-// Stores kLanes results at a time; not inlined and dispatched on types, which is rare enough not to matter.
+// Stores kLanes results at a time. Not inlined, and dispatches on types: that is rare enough not to matter.
 struct QuantizedEpilogue {
     const Args &args;
-    const int64_t *offsets; // of each row of y
-    const float *x_scales;  // null: x is not quantized
-    bool scales_rows;       // a scale for each row of the weight; those of groups are applied to the sums
+    const int64_t *offsets; // one per row of y
+    const float *x_scales;  // nullptr: x is not quantized
+    bool scales_rows; // whether the weight has one scale per row; scales of groups are already applied to the sums
 
     template <typename Lanes>
     __attribute__((noinline)) void operator()(int64_t row, int64_t column, VecF value, Lanes lanes) const {

@@ -35,13 +35,13 @@ void check_groups(const Checker &rule, const TensorView &scales, int64_t n, int6
     }
 }
 
-// Rows of x from which on tiles are faster than vectors: measured on an Intel Xeon (Sapphire Rapids), one thread,
-// 2048 -> 5632. With quantized x both give the same bits; otherwise tiles have another order of sums.
+// Rows of x from which on tiles are faster than vectors: measured on an Intel Xeon (Sapphire Rapids), one thread, 2048
+// -> 5632. With quantized x both give the same bits; otherwise they add in different orders.
 constexpr int64_t kInt4TileRowsFrom = 14, kFloatTileRowsFrom = 5;
 
 bool in_tiles(Format format, const Args &args) {
     if (cpu_tiles() == Tiles::kNone || (!args.quantize_x && args.x.dtype != INFINI_DTYPE_BF16)) {
-        return false; // tiles would round float16 and float32 x
+        return false; // tiles would round float16 and float32 x to bfloat16
     }
     const int64_t from = !args.quantize_x          ? kFloatTileRowsFrom
                          : format == Format::kInt8 ? int8_gemm::kTileRowsFrom
@@ -116,7 +116,7 @@ const KernelTable<Args> &kernels_of(Format format, const Args &args) {
                            : (int8 ? int8_kernels : int4_kernels);
 }
 
-// The CPU's kernel: tiles where they are faster.
+// The CPU kernel: tiles if they are faster.
 using Run = KernelTable<Args>::Run;
 template <Format format, Run tile_kernel, Run kernel>
 void run_on_cpu(const ExecutionContext &context, const Args &args) {
@@ -155,7 +155,7 @@ many_rows::Problem many_rows_problem(const Args &args) {
     problem.workspace = args.workspace;
     if (args.quantize_x) {
         const QuantizedX layout(args.x);
-        const auto at = [&](int64_t byte) -> void * { // there is no workspace while its size is computed
+        const auto at = [&](int64_t byte) -> void * { // nullptr while the workspace's size is being computed
             return args.workspace == nullptr ? nullptr : static_cast<char *>(args.workspace) + byte;
         };
         TensorView &x = problem.x, &scales = problem.row_scales;

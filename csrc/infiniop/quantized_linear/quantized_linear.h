@@ -15,17 +15,17 @@ namespace infini::quantized_linear {
 
 // linear_int8: weight [n, k] int8, scales [n]; the weight is q * scale. linear_int4: weight [n, k / 2] uint8, element
 // 2i of a row in the lower half of byte i, 2i + 1 in the upper; scales and zeros [n, k / group], group 32, 64 or 128;
-// the weight is (q - 8) * scale + zero. With quantize_x, each row of x becomes int8 with one scale, and products of
-// integers are summed exactly.
+// the weight is (q - 8) * scale + zero. With quantize_x, each row of x becomes int8 with one scale, and integer
+// products are summed exactly.
 struct Args {
     TensorView y;      // [..., n], the dtype of x
     TensorView x;      // [..., k]
-    TensorView weight; // rows at any distance
+    TensorView weight; // any row stride
     TensorView scales; // float32 or the dtype of x
-    TensorView zeros;  // linear_int4: the dtype of scales; dtype == INFINI_DTYPE_INVALID: none
-    TensorView bias;   // [n], the dtype of x or float32; dtype == INFINI_DTYPE_INVALID: none
+    TensorView zeros;  // linear_int4: the dtype of scales; dtype == INFINI_DTYPE_INVALID: no zeros
+    TensorView bias;   // [n], the dtype of x or float32; dtype == INFINI_DTYPE_INVALID: no bias
     bool quantize_x = false;
-    void *workspace = nullptr; // as workspace_size says
+    void *workspace = nullptr; // workspace_size() bytes
 };
 
 // The layout of quantized x in the workspace on CUDA: rows, padded for vectors of 16 bytes, then their scales.
@@ -42,36 +42,36 @@ struct QuantizedX {
 
 enum class Format { kInt8, kInt4 };
 
-// The bytes that run needs at args.workspace, aligned to 16, on the context's device. y is known.
+// The bytes that run needs at args.workspace, aligned to 16, on the context's device. args.y must be set.
 size_t workspace_size(const ExecutionContext &context, Format format, const Args &args);
 
-// On CUDA: the call as a product that cuBLAS may compute, with quantize_x of the x in the workspace; and the bytes
-// there.
+// On CUDA: the call as a product for cuBLAS, with the quantized x in the workspace if quantize_x; and the bytes it
+// needs.
 many_rows::Problem many_rows_problem(const Args &args);
 size_t cuda_workspace_bytes(const ExecutionContext &context, const Args &args);
 
-// With more int8 products a sum could overflow int32: 127 * 128 * 132105 > 2^31.
+// A longer sum of int8 products could overflow int32: 127 * 128 * 132105 > 2^31.
 constexpr int64_t kMaxDepth = 131071;
 
-// Check the arguments against the rules above: the inputs, which determine the shape of y; and y.
+// Check the arguments against the rules above: the inputs, which determine the shape of y; then y too.
 void check_inputs(Format format, const Args &args);
 void check_output(Format format, const Args &args);
 
-// Computes y of arguments that were checked.
+// Computes y. Call after the checks.
 void run(const ExecutionContext &context, Format format, const Args &args);
 
 INFINI_CPU_KERNEL(int8_kernel, Args)
 INFINI_CPU_KERNEL(int4_kernel, Args)
-// With quantize_x.
+// For quantize_x.
 INFINI_DOT_KERNEL(int8_quantized_x_kernel, Args)
 INFINI_DOT_KERNEL(int4_quantized_x_kernel, Args)
-// Of bfloat16 x, and with quantize_x of any.
+// For bfloat16 x, and with quantize_x for x of any dtype.
 INFINI_TILE_KERNEL(int8_tile_kernel, Args)
 INFINI_TILE_KERNEL(int4_tile_kernel, Args)
 INFINI_TILE_KERNEL(int8_quantized_x_tile_kernel, Args)
 INFINI_TILE_KERNEL(int4_quantized_x_tile_kernel, Args)
 
 extern KernelTable<Args> int8_kernels, int4_kernels;
-extern KernelTable<Args> int8_quantized_x_kernels, int4_quantized_x_kernels; // with quantize_x
+extern KernelTable<Args> int8_quantized_x_kernels, int4_quantized_x_kernels; // for quantize_x
 
 } // namespace infini::quantized_linear

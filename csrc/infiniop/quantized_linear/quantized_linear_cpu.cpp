@@ -18,16 +18,16 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 
 // Up to kFewRows rows of x, the weight is read in kStreams distant parts at once, each in runs of F::run_bytes, and
 // prefetched kAheadBytes ahead. Measured on one Zen 5 core with one row of bfloat16, 4096 -> 14336, as shares of the
-// bandwidth of a dot product: int8 0.98, int4 0.90; without prefetching 0.79 and 0.48, in 8 streams 0.55 and 0.35, and
-// with adjacent rows of 4 KiB 0.5. With more rows of x the multiplications take longer than memory, and the next group
-// is prefetched.
+// bandwidth of a dot product: int8 0.98, int4 0.90; without prefetching 0.79 and 0.48, in 8 streams 0.55 and 0.35, with
+// adjacent rows of 4 KiB 0.5. With more rows of x the multiplications take longer than memory, and the next group is
+// prefetched instead.
 constexpr int kFewRows = kManyRegisters ? 4 : 2;
 constexpr int kStreams = 4;
 constexpr int64_t kAheadBytes = 2048;
 
 constexpr int64_t kMaxRows = 32; // rows of x that share one pass over the weight
-constexpr int64_t kGroup = 16;   // weight rows of each stream that are multiplied by all of these, from L2
-// k is cut into blocks such that a tile's rows of x stay in the L1 cache.
+constexpr int64_t kGroup = 16;   // weight rows per stream that are multiplied by all these rows of x, from L2
+// k is split into blocks such that a tile's rows of x stay in the L1 cache.
 constexpr int64_t kTileBytes = 32 * 1024;
 
 // A tile: a block of k of some rows of x and of the weight rows `row`, `row` + row_step, ...
@@ -35,14 +35,14 @@ template <typename F> struct Tile {
     const Args &args;
     const typename F::Pattern &pattern;
     const typename F::X *x; // kStep elements of each row, then the next kStep
-    const float *x_sums;    // of each row, the sum of each group
+    const float *x_sums;    // per row of x, the sum of each group
     int64_t x_sums_stride;
     int64_t row, row_step;
     int64_t first_k, k;
-    VecF *sums; // of row m of x and weight row r: sums[(m * streams + r) * kGroup]
+    VecF *sums; // for row m of x and weight row r: sums[(m * streams + r) * kGroup]
     int64_t streams;
     const uint8_t *next; // prefetched with the first weight row: the tile's share of the next rows
-    int64_t tiles;       // how many shares there are
+    int64_t tiles;       // the number of shares
 };
 
 template <int kM> INFINI_ALWAYS_INLINE void copy(const VecF (&from)[kM], VecF (&to)[kM]) {
@@ -52,7 +52,8 @@ template <int kM> INFINI_ALWAYS_INLINE void copy(const VecF (&from)[kM], VecF (&
     }
 }
 
-// The zeros' part of the sums: zeros @ the sums of x over each group. Unused at a level whose floats are another's.
+// Adds the zeros' part of the sums: zeros @ the sums of x over each group. Unused at a level that leaves float to
+// another.
 [[maybe_unused]] __attribute__((noinline)) void add_zeros(const Args &a, int64_t row, const float *x_sums,
                                                           int64_t x_sums_stride, int rows, VecF *sums) {
     with_float_type(a.zeros.dtype, [&](auto type) {
@@ -154,7 +155,7 @@ template <typename F, int kR, int kM> __attribute__((noinline)) void multiply_ti
     }
 }
 
-// The same with the number of rows of x known at run time.
+// The same with a number of rows of x known at run time.
 template <typename F, int kR, int kMax, int kM = 1> void multiply_tile(int64_t m, const Tile<F> &t) {
     if constexpr (kM < kMax) {
         if (m > kM) {
@@ -164,7 +165,7 @@ template <typename F, int kR, int kMax, int kM = 1> void multiply_tile(int64_t m
     multiply_tile<F, kR, kM>(t);
 }
 
-// How m rows of x are cut into tiles, and k into blocks: evenly, so that no piece is much smaller than the others.
+// How m rows of x are split into tiles, and k into blocks: evenly, so that no part is much smaller than the others.
 template <typename F> struct Plan {
     int64_t m, k, tiles, tile_rows, streams, blocks, block_k;
 
@@ -174,21 +175,21 @@ template <typename F> struct Plan {
         streams = m <= kFewRows ? kStreams : F::kRows;
         int64_t fits = kTileBytes / static_cast<int64_t>(sizeof(typename F::X)) / tile_rows;
         fits = fits < F::kLongest ? fits : F::kLongest;
-        // A multiple of 128, the longest step and group: no step, and no group, is cut in two.
+        // A multiple of 128, the longest step and group, so that no step or group is split.
         block_k = k > 0 ? ceil_div(ceil_div(k, ceil_div(k, fits)), 128) * 128 : 128;
         block_k = block_k < F::kLongest ? block_k : F::kLongest;
         blocks = k > 0 ? ceil_div(k, block_k) : 1;
     }
     int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? tile_rows : m - tile * tile_rows; }
     int64_t k_of(int64_t block) const { return block + 1 < blocks ? block_k : k - block * block_k; }
-    // Where the packed x of a block and tile begins.
+    // Where the packed x of a block and a tile starts.
     int64_t offset(int64_t block, int64_t tile) const {
         return block * block_k * m + tile * tile_rows * (ceil_div(k_of(block), F::kStep) * F::kStep);
     }
     size_t words() const { return static_cast<size_t>((k + F::kStep) * m); }
 };
 
-// Packs one row of x for its tile, with zeros beyond k.
+// Packs one row of x for its tile, padded with zeros beyond k.
 template <typename F, typename T> void pack_row(const Plan<F> &plan, int64_t row, const T *x, typename F::X *packed) {
     const int64_t tile = row / plan.tile_rows, stride = plan.rows_of(tile) * F::kStep;
     for (int64_t block = 0; block < plan.blocks; ++block) {
@@ -200,7 +201,7 @@ template <typename F, typename T> void pack_row(const Plan<F> &plan, int64_t row
     }
 }
 
-// The sum of each group of a row of x; zeros up to a whole vector.
+// Writes the sum of each group of a row of x, padded with zeros to a whole vector.
 template <typename T> void sum_groups(const Args &a, const T *x, int64_t count, float *sums) {
     const int64_t groups = a.zeros.size(1);
     for (int64_t g = 0; g < count; ++g) {
@@ -215,7 +216,7 @@ template <typename T> void sum_groups(const Args &a, const T *x, int64_t count, 
 
 template <typename T> struct RowOutput {
     const Args &args;
-    const int64_t *offsets; // of each row of y
+    const int64_t *offsets; // one per row of y
 
     // Reduces the lanes of `sums` to y, for row m of x and `count` weight rows from `row` on.
     template <typename F> void write(int64_t m, int64_t row, int64_t count, const VecF *lane_sums) const {
@@ -233,8 +234,8 @@ template <typename T> struct RowOutput {
     }
 };
 
-// Computes y of at most kMaxRows rows of x, for the weight rows begin .. end-1 in kR streams. Returns the end of the
-// rows that divide evenly among the streams.
+// Computes y of at most kMaxRows rows of x, for weight rows begin .. end-1 in kR streams. Returns the end of the rows
+// that divide evenly among the streams.
 template <typename F, int kR, typename T>
 int64_t multiply_rows(const Args &a, const typename F::Pattern &pattern, const Plan<F> &plan,
                       const typename F::X *packed, const float *x_sums, int64_t x_sums_stride,
@@ -270,7 +271,7 @@ int64_t multiply_rows(const Args &a, const typename F::Pattern &pattern, const P
     return begin + length * kR;
 }
 
-// T: of x.
+// T: the type of x.
 template <typename F, typename T> void multiply(const Args &a) {
     using X = typename F::X;
     const int64_t k = a.x.size(-1), n = a.weight.size(0);

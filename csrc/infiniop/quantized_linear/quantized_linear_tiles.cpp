@@ -1,16 +1,16 @@
-// The kernel of linear_int8 and linear_int4 in tile registers where x is bfloat16: the integers are exact in it. A
-// block of the weight is unpacked into tiles, once for all rows of x in a pass. With fewer than 5 rows vectors are
+// The kernel of linear_int8 and linear_int4 in tile registers for bfloat16 x, which represents the integers exactly. A
+// block of the weight is unpacked into tiles, once for all rows of x in a pass. For fewer than 5 rows vectors are
 // faster.
-// Limit: the tiles' rate (gemm/tile_loops.h), with int4 what nibble_tiles.h says. Unpacking 32 integers takes 5.4
-// cycles (measured: 20 GB/s of int8 from L2, 16 from L3, 8 from memory, on an Intel Xeon (Sapphire Rapids) of 30 and 15
-// GB/s).
+// Limit: the tiles' rate (gemm/tile_loops.h); for int4 see nibble_tiles.h. Unpacking 32 integers takes 5.4 cycles
+// (measured: 20 GB/s of int8 from L2, 16 GB/s from L3, 8 GB/s from memory, on an Intel Xeon (Sapphire Rapids) whose L3
+// and memory deliver 30 and 15 GB/s).
 #include "nibble_tiles.h"
 #include "quantized_epilogue.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The integers of a step as bfloat16, in the order of k.
+// Converts the integers of a step to bfloat16, in the order of k.
 inline void widen(const int8_t *from, char *to) {
 #if defined(__AVX512BF16__)
     const __m512bh step = _mm512_cvtne2ps_pbh(load(from + kLanes), load(from));
@@ -22,7 +22,7 @@ inline void widen(const int8_t *from, char *to) {
 #endif
 }
 
-// The first `count` of a step, and zeros behind them.
+// The same for the first `count` integers of a step; the rest become zeros.
 inline void widen(const int8_t *from, int64_t count, char *to) {
     int8_t step[kTileStep<bf16>] = {};
     std::memcpy(step, from, static_cast<size_t>(count));
@@ -40,7 +40,7 @@ struct WidenedBlock {
         k -= first * kTileStep<bf16>;
         for (int64_t row = 0; row < kPairRows; ++row) {
             const int8_t *from = rows + row * stride + first * kTileStep<bf16>;
-            char *at = to + row * kTmmRowBytes; // the second tile lies behind the first
+            char *at = to + row * kTmmRowBytes; // the second tile follows the first
             for (int64_t step = 0; step < steps; ++step, from += kTileStep<bf16>, at += 2 * kTmmBytes) {
                 const int64_t left = k - step * kTileStep<bf16>;
                 if (row >= count) {

@@ -9,7 +9,7 @@ namespace {
 
 constexpr Checker kInt8Rule("linear_int8"), kInt4Rule("linear_int4");
 
-// The views of the inputs, checked.
+// Checks the inputs and returns their views.
 Args inputs(const ExecutionContext &context, Format format, const Tensor &x, const Tensor &weight, const Tensor &scales,
             const std::optional<Tensor> &zeros, const std::optional<Tensor> &bias, bool quantize_x) {
     const Checker &rule = format == Format::kInt8 ? kInt8Rule : kInt4Rule;
@@ -28,7 +28,7 @@ Args inputs(const ExecutionContext &context, Format format, const Tensor &x, con
     return args;
 }
 
-// Computes with the workspace that this needs.
+// Computes, after allocating the workspace that the call needs.
 void run_with_workspace(const ExecutionContext &context, Format format, Args args) {
     const size_t bytes = workspace_size(context, format, args);
     if (bytes == 0) {

@@ -1,5 +1,5 @@
-// The arguments of linear_int8 and linear_int4 as those of weight_stream.cuh.
-// x is a separate argument, because it may be the quantized one; scales and zeros remain those of the weight.
+// Turns the arguments of linear_int8 and linear_int4 into those of weight_stream.cuh. x is a separate argument, because
+// it may be quantized; scales and zeros are always the weight's.
 #pragma once
 
 #include "linear/weight_stream.cuh"
@@ -7,7 +7,7 @@
 
 namespace infini::quantized_linear {
 
-constexpr int kMaxTiles = weight_stream::kInt8Tiles; // of 8 rows of x that share a pass over the weight
+constexpr int kMaxTiles = weight_stream::kInt8Tiles; // of 8 rows of x each, per pass over the weight
 
 template <typename X> weight_stream::Problem<X> problem_of(const Args &args, const TensorView &x) {
     weight_stream::Problem<X> problem(args.y, x);
@@ -22,7 +22,7 @@ template <typename X> weight_stream::Problem<X> problem_of(const Args &args, con
         problem.scales = weight_stream::FloatVector(args.scales, args.scales.stride(0));
         problem.zeros = weight_stream::FloatVector(args.zeros, args.zeros.ndim > 0 ? args.zeros.stride(0) : 0);
         const int64_t group = groups > 0 ? problem.k / groups : 32;
-        problem.group_shift = group == 32 ? 5 : group == 64 ? 6 : 7; // by the op's rules
+        problem.group_shift = group == 32 ? 5 : group == 64 ? 6 : 7; // the op's rules allow no other
     }
     return problem;
 }

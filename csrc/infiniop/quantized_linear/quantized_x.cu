@@ -1,6 +1,7 @@
-// The CUDA kernels of linear_int8 and linear_int4 with quantized x: one kernel writes x as int8 with a scale for each
-// row to the workspace, then exact integer products: weight_stream.cuh, and many rows by cuBLAS with int8.
-// Limit: memory bandwidth of the weight's bytes up to 16 rows; more rows read it again for every 32. Then many_rows.h.
+// The CUDA kernels of linear_int8 and linear_int4 with quantized x: one kernel writes x as int8 with a scale per row to
+// the workspace; then exact integer products, few rows by weight_stream.cuh, many by cuBLAS in int8. Limit: memory
+// bandwidth of the weight's bytes up to 16 rows; more rows read it again for every 32; from kCublasRowsFrom on see
+// many_rows.h.
 #include "quantized_problem.cuh"
 #include "quantize/int8_rows.cuh"
 
@@ -21,7 +22,7 @@ template <typename Format> void multiply(const ExecutionContext &context, const 
     if (many_rows::takes(many)) {
         return many_rows::run(context, many);
     }
-    TensorView x = args.x; // the integers
+    TensorView x = args.x; // becomes the quantized x
     x.data = q;
     x.dtype = INFINI_DTYPE_I8;
     int64_t stride = layout.pitch;

@@ -1,6 +1,6 @@
-// The CPU kernel of linear_int8 and linear_int4 with quantized x: a scale and int8 values for each row of x, then exact
-// integer products (int8_gemm/int8_product.h).
-// Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
+// The CPU kernel of linear_int8 and linear_int4 with quantized x: each row of x becomes int8 with one scale, then exact
+// integer products (int8_gemm/int8_product.h). Limit: for few rows memory bandwidth of the weight's bytes, for many the
+// multiply-adds of bytes (VNNI: 64 per unit and cycle).
 #include "group_scales.h"
 #include "int8_gemm/int8_product.h"
 #include "quantized_epilogue.h"
@@ -14,7 +14,7 @@ namespace {
 
 using quantized_linear::Args;
 
-constexpr int64_t kMaxRows = 1024; // rows of x that are quantized at once; the weights are packed again for the next
+constexpr int64_t kMaxRows = 1024; // rows of x quantized at once; the weights are packed again for the next ones
 
 template <typename F, typename Scales> void multiply(const Args &a, int64_t groups, const Scales &scales) {
     const int64_t k = a.x.size(-1), n = a.weight.size(0);

@@ -1,5 +1,5 @@
-// The kernels of linear_int8 and linear_int4 in tile registers with quantized x: a scale and int8 values for each row
-// of x, then int8_gemm/int8_tiles.h, or nibble_tiles.h, where the limits are.
+// The kernels of linear_int8 and linear_int4 in tile registers with quantized x: each row of x becomes int8 with one
+// scale, then int8_gemm/int8_tiles.h or nibble_tiles.h, which state the limits.
 #include "int8_gemm/int8_tiles.h"
 #include "nibble_tiles.h"
 #include "quantized_epilogue.h"
@@ -10,7 +10,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Calls body(m, quantize, output) for all rows of x, m at a time: quantize(row, q) is row `row` of these as int8.
+// Calls body(m, quantize, output) for all rows of x, m at a time: quantize(row, q) writes row `row` of these as int8.
 template <typename Body> void for_each_pass(const Args &a, int64_t k, Weights weights, const Body &body) {
     const TensorView *const views[] = {&a.x, &a.y};
     const RowIterator<2> rows(views);

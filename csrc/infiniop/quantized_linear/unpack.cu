@@ -1,6 +1,6 @@
-// The kernel that unpacks integers: a thread reads eight elements at a time, 8 bytes of int8 or 4 of int4, so that
-// adjacent threads write adjacent 16 bytes of a half type; four such loads are in flight.
-// Limit: memory bandwidth: of a half type 3 bytes an element with int8, 2.5 with int4 and what the scales take.
+// The kernel that unpacks integers: a thread reads eight elements at a time (8 bytes of int8 or 4 of int4), so that
+// adjacent threads write adjacent 16 bytes of a half type; four such loads are in flight. Limit: memory bandwidth: for
+// a half type 3 bytes per element with int8, 2.5 with int4, plus the scales.
 // SASS: unpack_rows: LDG.E.64 STG.E.128
 #include "unpack.h"
 
@@ -12,8 +12,8 @@ namespace infini::unpack {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8; // of a thread at a time
-constexpr int kAhead = 4;    // such vectors in flight
+constexpr int kElements = 8; // elements per thread and load
+constexpr int kAhead = 4;    // loads in flight
 
 template <typename T> using Unpacked = cuda::Vector<uint32_t, kElements * sizeof(T) / 4>;
 
@@ -41,7 +41,7 @@ template <typename T> struct Bytes {
     }
 };
 
-// S: the dtype of scales and zeros.
+// S: the type of scales and zeros.
 template <typename T, typename S> struct Nibbles {
     using To = T;
     static constexpr int kVectorBytes = kElements / 2;
@@ -52,13 +52,13 @@ template <typename T, typename S> struct Nibbles {
     int group_shift;
 
     __device__ __forceinline__ Unpacked<T> unpack(const Packed &packed, int64_t row, int64_t vector) const {
-        const int64_t group = vector * kElements >> group_shift; // one has 32 elements or more
+        const int64_t group = vector * kElements >> group_shift; // a group has at least 32 elements
         const float scale = cuda::widen(scales[row * scales_row + group]);
         const float zero = zeros != nullptr ? cuda::widen(zeros[row * zeros_row + group]) : 0.0f;
         float values[kElements];
 #pragma unroll
         for (int i = 0; i < kElements; ++i) {
-            // 0x4b000000 is 2^23, from which floats count up by 1
+            // 0x4b000000 is 2^23, from which on floats are consecutive integers
             const float biased = __uint_as_float((packed.values[0] >> 4 * i & 15u) | 0x4b000000u);
             values[i] = __fmaf_rn(biased - 8388616.0f, scale, zero);
         }
@@ -81,10 +81,10 @@ template <typename T, typename S> struct Nibbles {
 template <typename F> struct Rows {
     const uint8_t *from;
     int64_t from_row, row_bytes;
-    bool whole; // a thread's bytes can be read at once
+    bool whole; // a thread's bytes can be read in one access
     uint32_t *to;
-    int64_t to_row, rows; // the former in words
-    int64_t vectors;      // of a row of `to`
+    int64_t to_row, rows; // to_row: row stride in words
+    int64_t vectors;      // per row of `to`
     F format;
 };
 
@@ -157,7 +157,7 @@ template <typename T, typename S> Nibbles<T, S> nibbles(const Args &args) {
             has_zeros ? args.zeros.stride(0) : 0,
             group == 32   ? 5
             : group == 64 ? 6
-                          : 7}; // by linear_int4's rules
+                          : 7}; // linear_int4's rules allow no other
 }
 
 } // namespace

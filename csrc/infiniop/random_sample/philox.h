@@ -1,6 +1,6 @@
 // Philox4x32-10, the counter-based random generator of Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3,
-// 2011: ten rounds turn a key and a counter into four words, so any draw of a stream is computed without those before
-// it. Shared by the CPU kernels of all instruction sets and by what runs on other devices.
+// 2011: ten rounds turn a key and a counter into four words, so any draw of a stream can be computed without the draws
+// before it. Shared by the CPU kernels of all instruction sets and by other devices.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ INFINI_ALWAYS_INLINE uint32_t philox(uint64_t key, uint64_t counter) {
     return c0;
 }
 
-// A multiple of 2^-24 in [0, 1): exact in float.
+// A random multiple of 2^-24 in [0, 1), exact in float.
 INFINI_ALWAYS_INLINE float uniform(uint64_t key, uint64_t counter) {
     return static_cast<float>(philox(key, counter) >> 8) * 0x1p-24f;
 }

@@ -13,7 +13,7 @@ namespace {
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
 
-// Calls check(value) for each row's value until it returns false; then fails with the value and the row.
+// Calls check(value) for each row's value until it returns false; then fails with a message that names value and row.
 template <typename T, typename Check>
 void each_row(const Checker &rule, const char *argument, const TensorView &view, int64_t rows, const char *words,
               const Check &check) {
@@ -25,7 +25,7 @@ void each_row(const Checker &rule, const char *argument, const TensorView &view,
     }
 }
 
-// Whether the value is a NaN: its exponent is all ones and a bit of its mantissa is set.
+// Whether the value is NaN: its exponent is all ones and its mantissa is not 0.
 bool is_nan(const TensorView &logits, int64_t row, int64_t column) {
     const int64_t at = (logits.ndim == 1 ? 0 : row * logits.stride(0)) + column;
     if (logits.dtype == INFINI_DTYPE_F32) {

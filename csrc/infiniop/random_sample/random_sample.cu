@@ -1,15 +1,15 @@
-// The CUDA kernel of random_sample: a block has a row, and neither sorts nor stores it. Weights are integers, scaled so
-// that n of them sum to at most 2^62: sums are the same in any order, so atomic additions to a histogram in shared
-// memory compute them. The passes over a row:
+// The CUDA kernel of random_sample: one thread block per row, which it neither sorts nor stores. Weights are integers,
+// scaled so that n of them sum to at most 2^62: integer sums are the same in any order, so atomic additions to a
+// histogram in shared memory may compute them. The passes over a row:
 //   1. The maximum, its first column, and whether there is a NaN or +infinity. Greedy rows end here.
 //   2. A histogram of the weights over 2048 equal steps of (maximum - x) / temperature; for top-k also of their number.
-//   3. Another over the values in the step where the limit lies, until one value is left: once for bfloat16 and
-//      float16, mostly twice for float32. With top-k, before that, as often for the k-th value.
-//   4. One over the columns of that value, to find the one that the limit falls to; then 64 columns once more.
+//   3. A histogram over the values in the step that contains the limit, repeated until one value is left: once for
+//      bfloat16 and float16, usually twice for float32. With top-k, as many passes before that find the k-th value.
+//   4. A histogram over the columns with that value, to find the chosen column; then 64 columns once more.
 // Limit of greedy rows: memory bandwidth; 128 rows of 128,256 bfloat16 are 33 MB, 8 us at 4.3 TB/s. With top-p each of
-// these rows is read 4 times (f32: 5), after the first time from L2, which holds them all. An estimate
-// for a multiprocessor with one of the rows: 8 us for pass 1, 20,000 cycles for 3 x 257 KB from the cache, 60,000 for
-// about 60 instructions for each logit, 50,000 to 100,000 for 2 atomic additions each, with a few conflicts in a warp:
+// these rows is read 4 times (float32: 5), after the first time from L2, which holds them all. An estimate for a
+// multiprocessor with one of the rows: 8 us for pass 1; 20,000 cycles for reading 3 x 257 KB from the cache; 60,000 for
+// about 60 instructions per logit; 50,000 to 100,000 for 2 atomic additions per logit, with a few conflicts in a warp:
 // 80 to 110 us at 1.75 GHz. Not measured.
 // SASS: sample_rows: LDG.E.128 ATOMS.ADD MUFU.EX2
 #include <limits>
@@ -39,7 +39,7 @@ struct Floats {
     __device__ __forceinline__ float operator[](int64_t i) const { return data[i * stride]; }
 };
 
-// One number for each row, of Floats or Indices, or one for the call.
+// One number per row (of Floats or Indices), or one for the call.
 template <typename V, typename List> struct PerRow {
     List list;
     V given = 0;
@@ -54,15 +54,15 @@ using IndexPerRow = PerRow<int64_t, Indices>;
 template <typename T> struct Job {
     const T *logits;
     int64_t n, row_stride;
-    bool whole;      // vectors fit the logits
-    Compute<T> unit; // the weight 1 as a whole number, a power of two
+    bool whole;      // vector accesses to the logits are possible
+    Compute<T> unit; // the weight 1 as an integer, a power of two
     void *out;
     int64_t out_stride;
-    int out_bytes; // of each token
+    int out_bytes; // size of a token in bytes
     FloatPerRow temperature;
     IndexPerRow top_k;
     FloatPerRow top_p;
-    bool given; // u, else:
+    bool given; // true: u is given; false: from these
     IndexPerRow seed, offset;
     float u;
 };
@@ -70,7 +70,7 @@ template <typename T> struct Job {
 constexpr int kDigitBits = 11;
 constexpr unsigned kBuckets = 1 << kDigitBits, kNowhere = kBuckets;
 
-// The buckets of the first histogram; the last takes all from 32 on, where weights are below 1.3e-14.
+// The buckets of the first histogram; the last one takes all distances from 32 on, whose weights are below 1.3e-14.
 constexpr int kBucketsPerUnit = 64;
 
 // The sum of the weights of some columns, and the number of columns with a weight.
@@ -83,7 +83,7 @@ __device__ __forceinline__ Amount operator+(const Amount &a, const Amount &b) {
     return {a.mass + b.mass, a.count + b.count};
 }
 
-// Which sums a histogram has: the others stay 0.
+// Which sums a histogram computes; the others stay 0.
 struct Kinds {
     bool mass, count;
 };
@@ -178,16 +178,17 @@ template <typename T> struct Row {
     }
 };
 
-// The columns of a histogram, and their buckets: all, by their distance from the maximum; or those of one of its
-// buckets with keys in low .. high, larger ones first; or those of one value in the columns low .. high.
+// The columns that a histogram covers, and their buckets. Either all columns, by distance from the maximum; or the
+// columns in one of those buckets with keys in low .. high, largest first; or the columns low .. high that have one
+// value.
 template <typename T> struct Place {
     using C = Compute<T>;
 
     enum { kDistance, kKey, kColumn } by;
-    unsigned first; // the bucket
+    unsigned first; // the bucket of the first histogram
     C value;
     Key<T> low, high; // keys or columns
-    int shift;        // from their distance to a bucket of this histogram
+    int shift;        // the right shift that turns a distance into a bucket of this histogram
 
     __device__ __forceinline__ unsigned operator()(const Row<T> &row, uint32_t column, C v) const {
         if (by == kColumn) {
@@ -202,14 +203,14 @@ template <typename T> struct Place {
     }
 
     __device__ void start_keys(const Row<T> &row, unsigned bucket) {
-        // The values of that bucket, with a margin at each end for rounding.
+        // Widens the bucket's range of values at both ends, because of rounding.
         constexpr C kMore = 1e-6f;
         const C near = static_cast<C>(bucket) / kBucketsPerUnit * (1 - kMore) / row.inverse;
         const C far = static_cast<C>(bucket + 1) / kBucketsPerUnit * (1 + kMore) / row.inverse;
         const C highest = row.top - near, lowest = bucket == kBuckets - 1 ? -cuda::kInfinity<C> : row.top - far;
         by = kKey;
         first = bucket;
-        high = key_of<T>(fmin(highest + fabs(highest) * kMore, row.top)); // a NaN gives the maximum
+        high = key_of<T>(fmin(highest + fabs(highest) * kMore, row.top)); // NaN becomes the maximum
         low = key_of<T>(lowest - fabs(lowest) * kMore);
     }
     __device__ void start_columns(const Row<T> &row, C of_value) {
@@ -233,19 +234,19 @@ template <typename T> struct Place {
     }
 };
 
-// The searches in a row, in this order, and the state of the current one. In shared memory: thread 0 writes.
+// The searches in a row, in this order, and the state of the current one. In shared memory; only thread 0 writes.
 template <typename T> struct Search {
     enum {
-        kTotal,  // what do all columns amount to?
-        kLast,   // which value is the k-th?
-        kToken,  // at which value do the weights reach the limit?
-        kColumn, // at which of its columns?
+        kTotal,  // the amount of all columns
+        kLast,   // the k-th value
+        kToken,  // the value at which the weights reach the limit
+        kColumn, // the column with that value
         kAnswered
     } question;
     Row<T> row;
     Place<T> place;
-    bool filled;               // the histogram is there
-    unsigned long long target; // the search is for the place where the amounts, from the maximum downwards, reach it
+    bool filled;               // the histogram is complete
+    unsigned long long target; // the search ends where the amounts, summed from the maximum downwards, reach it
     Amount above;              // the amounts above `place`
     Amount all;
     int64_t top_k;
@@ -263,13 +264,13 @@ template <typename T> struct Search {
         u = row_u;
     }
 
-    // Which sums the histogram needs.
+    // Which sums the current search needs.
     __device__ __forceinline__ Kinds kinds() const {
         return {question != kColumn, question == kTotal ? top_k > 0 : question != kToken};
     }
 
-    // The histogram holds `total`, and reaches the target in `bucket`, before which there is `before`.
-    // Not inlined: its registers would add to those of the passes.
+    // The histogram sums to `total` and reaches the target in `bucket`; `before` is the amount before that bucket. Not
+    // inlined, because its registers would add to those of the passes.
     __device__ __noinline__ void go_on(unsigned bucket, Amount before, Amount total) {
         if (question == kTotal) {
             all = total;
@@ -310,9 +311,9 @@ private:
         place.by = Place<T>::kDistance;
         filled = true;
     }
-    // kept: the weights of top-k.
+    // kept: the total weight that top-k keeps.
     __device__ void ask_for_token(unsigned long long kept) {
-        // A sum of whole numbers reaches the limit where it reaches the next whole number; the first weight is above 0.
+        // A sum of integers reaches the limit if it reaches the limit rounded up. The first weight is above 0.
         const double limit = ceil(u * fmin(static_cast<double>(kept), p * static_cast<double>(all.mass)));
         const auto whole = limit < 1 ? 1ULL : static_cast<unsigned long long>(limit);
         ask(kToken, whole < kept ? whole : kept);
@@ -327,19 +328,20 @@ template <typename T> struct Shared {
     uint32_t columns[kWarp];
 };
 
-// The functions below are called by all threads of a block, with the same arguments.
+// All threads of a block must call the functions below, with the same arguments.
 
-// The histogram of the columns that have a weight.
+// Fills the histogram with the columns that have a weight.
 template <typename T>
 __device__ __forceinline__ void fill(Histogram &h, const Row<T> &row, const Place<T> place, Kinds kinds) {
     for (unsigned i = threadIdx.x; i < kBuckets; i += blockDim.x) {
         h.clear(i);
     }
     __syncthreads();
-    unsigned bucket = kNowhere; // of the last columns, with an amount that is not yet added: equal ones often follow
+    // The latest columns' bucket; their amount is added when the bucket changes, because equal ones often follow.
+    unsigned bucket = kNowhere;
     Amount amount{};
     constexpr uint32_t kWidth = cuda::kWidth<T>;
-    const bool some = place.by == Place<T>::kColumn; // they all have a weight
+    const bool some = place.by == Place<T>::kColumn; // columns with the chosen value all have a weight
     row.visit(some ? static_cast<uint32_t>(place.low) / kWidth * kWidth : 0,
               some ? static_cast<uint32_t>(place.high) + 1 : row.n, [&](uint32_t column, Compute<T> v) {
                   const unsigned next = place(row, column, v);
@@ -361,7 +363,7 @@ __device__ __forceinline__ void fill(Histogram &h, const Row<T> &row, const Plac
     __syncthreads();
 }
 
-// Adds to `before` the amounts of the threads before this one; returns that of all.
+// Adds to `before` the amounts of the preceding threads; returns the amount of all threads.
 __device__ __forceinline__ Amount scan(const Amount &part, Amount (&warps)[kWarp], Amount &before) {
     const int lane = static_cast<int>(threadIdx.x % kWarp);
     const unsigned warp = threadIdx.x / kWarp;
@@ -390,18 +392,18 @@ template <typename T>
 __device__ __forceinline__ void find(Search<T> &search, const Histogram &h, Amount (&warps)[kWarp]) {
     const bool by_mass = search.question == Search<T>::kToken;
     const auto measure = [&](const Amount &amount) { return by_mass ? amount.mass : amount.count; };
-    const unsigned each = kBuckets / blockDim.x, begin = threadIdx.x * each; // there is a power of two of threads
+    const unsigned each = kBuckets / blockDim.x, begin = threadIdx.x * each; // the number of threads is a power of two
     Amount part{};
     for (unsigned i = begin; i < begin + each; ++i) {
         part = part + h[i];
     }
     Amount before = search.above;
     const Amount all = scan(part, warps, before);
-    // One thread has the place; if none has, by rounding, the last one takes it.
+    // One thread owns the place; if rounding leaves none, the last thread takes it.
     const unsigned long long target = search.target;
     const bool last = threadIdx.x == blockDim.x - 1;
     const bool mine = (threadIdx.x == 0 || measure(before) < target) && (last || target <= measure(before + part));
-    __syncthreads(); // all have read what go_on writes
+    __syncthreads(); // until all threads have read what go_on writes
     if (mine) {
         unsigned i = begin;
         for (; i + 1 < begin + each && measure(before + h[i]) < target; ++i) {
@@ -412,7 +414,7 @@ __device__ __forceinline__ void find(Search<T> &search, const Histogram &h, Amou
     __syncthreads();
 }
 
-// The token, or an error code below 0: see random_sample.h.
+// Returns the token, or an error code below 0: see random_sample.h.
 template <typename T>
 __device__ __forceinline__ int64_t sample(Shared<T> &shared, Row<T> row, float temperature, int64_t top_k, float top_p,
                                           float u) {
@@ -421,7 +423,7 @@ __device__ __forceinline__ int64_t sample(Shared<T> &shared, Row<T> row, float t
     if (!(temperature >= 0 && temperature < cuda::kInfinity<float> && top_p >= 0)) {
         return -2 - n;
     }
-    C best = -cuda::kInfinity<C>; // of this thread
+    C best = -cuda::kInfinity<C>; // the thread's maximum
     uint32_t column = row.n, refused = row.n;
     row.visit(0, row.n, [&](uint32_t i, C v) {
         if (!(v < cuda::kInfinity<C>)) {
@@ -452,7 +454,7 @@ __device__ __forceinline__ int64_t sample(Shared<T> &shared, Row<T> row, float t
     while (search.question != Search<T>::kAnswered) {
         Histogram &h = search.place.by == Place<T>::kDistance ? shared.by_distance : shared.within;
         if (!search.filled) {
-            row.top = search.row.top; // not held in registers meanwhile
+            row.top = search.row.top; // read again, so that no register holds it meanwhile
             row.inverse = search.row.inverse;
             fill(h, row, search.place, search.kinds());
         }
@@ -472,7 +474,7 @@ template <typename T> __global__ void __launch_bounds__(1024) sample_rows(const 
     if (threadIdx.x > 0) {
         return;
     }
-    // The lower bytes of a number that fits are the same for signed and unsigned.
+    // If a number fits, its lower bytes are the same for signed and unsigned.
     const int64_t at = number * a.out_stride, narrow = token < 0 ? -1 : token;
     switch (a.out_bytes) {
     case 1:
@@ -489,7 +491,7 @@ template <typename T> __global__ void __launch_bounds__(1024) sample_rows(const 
     }
 }
 
-// 2^62 / 2^bits for n of up to 2^bits.
+// 2^62 divided by the least power of two that is at least n.
 template <typename T> Compute<T> unit_for(int64_t n) {
     int bits = 0;
     while (int64_t{1} << bits < n) {
@@ -499,7 +501,7 @@ template <typename T> Compute<T> unit_for(int64_t n) {
 }
 
 template <typename T> void launch(const ExecutionContext &context, const Job<T> &job, int64_t rows) {
-    unsigned threads = 128; // a power of two; 32 columns for each of 1024 threads
+    unsigned threads = 128; // a power of two; grows to 1024, with 32 columns per thread
     while (threads < 1024 && threads * 32 < job.n) {
         threads *= 2;
     }

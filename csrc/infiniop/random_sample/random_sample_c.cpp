@@ -46,7 +46,7 @@ infiniStatus_t infiniopRandomSample(infiniopRandomSampleDescriptor_t desc, void 
 
 INFINIOP_DESTROY(RandomSample, kOp)
 
-// The interface declares these two and its reference defines them nowhere; callers look the names up.
+// The interface declares these two; its reference implementation lacks them, but callers look the names up.
 infiniStatus_t infiniopCreateRandomSampleBatchDescriptor(infiniopHandle_t, infiniopRandomSampleDescriptor_t *,
                                                          infiniopTensorDescriptor_t, infiniopTensorDescriptor_t) {
     return not_there("infiniopCreateRandomSampleBatchDescriptor");

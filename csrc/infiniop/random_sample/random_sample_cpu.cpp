@@ -1,6 +1,7 @@
-// The CPU kernel of random_sample: no sort. A pass finds the maximum; a histogram of the weights, or for top-k a bound
-// on the k-th value, leaves few candidates; a radix selection finds where their running sum reaches the limit.
-// Limit: memory bandwidth for the first maximum; one exponential for each logit where all weights are summed.
+// The CPU kernel of random_sample, without a sort. A pass finds the maximum. A histogram of the weights (for top-k, a
+// lower bound of the k-th value) leaves few candidates. A radix selection finds where their running sum reaches the
+// limit.
+// Limit: memory bandwidth if only the first maximum is needed; one exponential per logit if all weights are summed.
 #include "indices.h"
 #include "level_types.h"
 #include "parallel.h"
@@ -20,20 +21,20 @@ using random_sample::Args;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A row costs up to 0.5 ns for each byte: a second thread is worth it from less traffic on than in other ops.
+// A row costs up to 0.5 ns per byte, so a second thread pays off from less traffic on than in other ops.
 constexpr int64_t kParallelSampleBytes = 64 * 1024;
 
-// Vectors that share a maximum without top-k.
+// Vectors per group that has a common maximum, without top-k.
 constexpr int64_t kGroup = 64;
 
-// Maxima to keep for each token of top-k: with 8 about 7 % more candidates than needed pass the bound.
+// Maxima to keep per token of top-k: with 8, about 7 % more candidates than needed pass the bound.
 constexpr int64_t kMaximaPerToken = 8;
 
-// The histogram over (max - x) / temperature; the last bucket takes all from 64 on, where weights are below 2e-28.
+// The histogram over (max - x) / temperature; the last bucket takes all distances from 64 on (weights below 2e-28).
 constexpr int kBuckets = 1024;
 constexpr float kBucketsPerUnit = 16.0f;
 
-// Bit i is set where lane i of the comparison is true.
+// Bit i is set if lane i of the comparison is true.
 inline uint32_t lanes_of(VecI mask) {
 #if defined(__AVX512F__)
     return _mm512_movepi32_mask((__m512i)mask);
@@ -58,7 +59,7 @@ inline uint32_t first_lanes(int n) {
     return (uint32_t{1} << n) - 1;
 }
 
-// Lanes from n on are `fill`.
+// Loads a vector with `fill` in the lanes from n on.
 template <typename T> inline VecF load_or(const T *p, int64_t i, Full lanes, float) {
     return load_at(p, i, lanes);
 }
@@ -73,7 +74,7 @@ template <typename T> inline VecF load_or(const T *p, int64_t i, int n, float fi
     return load(values);
 }
 
-// Unsigned integers in the order of the floats; -0 and 0 are the same.
+// Maps floats to unsigned integers in the same order; -0 and 0 are equal.
 inline VecU key_of(VecF x) {
     const VecU bits = (VecU)(x + splat(0.0f));
     return bits ^ ((VecU)((VecI)bits >> 31) | 0x80000000u);
@@ -100,9 +101,9 @@ struct Weights {
     }
 };
 
-// A thread's scratch. Candidates are in the order of their columns, so the first of equal values comes first.
+// A thread's scratch. Candidates are ordered by column, so among equal values the first column comes first.
 struct Buffers {
-    float *maxima;     // lane by lane, of each group of vectors
+    float *maxima;     // per lane, for each group of vectors
     uint32_t *keys;    // of the candidates; before that their values, or the keys of the maxima
     uint32_t *columns; // of the candidates
     float *weights;    // of the candidates
@@ -117,7 +118,7 @@ struct Buffers {
 };
 
 // Finds where the running sum of weight(i), in descending order of the keys, reaches the limit: returns the key there
-// and subtracts the weights above it from the limit. Each round splits the range of keys into 256 and keeps one part.
+// and subtracts the weights above it from the limit. Each round splits the range of keys into 256 parts and keeps one.
 // Keys without weight are never chosen.
 template <typename Weight>
 uint32_t select_key(const uint32_t *keys, int64_t count, const Weight &weight, double &limit) {
@@ -131,7 +132,7 @@ uint32_t select_key(const uint32_t *keys, int64_t count, const Weight &weight, d
         const int width = 32 - __builtin_clz(range), shift = width > 8 ? width - 8 : 0;
         double sums[256] = {};
         for (int64_t i = 0; i < count; ++i) {
-            const uint32_t below = high - keys[i]; // wraps to a large number above the range
+            const uint32_t below = high - keys[i]; // keys above the range wrap to large numbers
             if (below <= range) {
                 sums[below >> shift] += weight(i);
             }
@@ -139,7 +140,7 @@ uint32_t select_key(const uint32_t *keys, int64_t count, const Weight &weight, d
         uint32_t part = 0;
         double reached = 0, above = 0;
         for (uint32_t i = 0; i < 256 && (i == 0 || reached < limit || reached == 0); ++i) {
-            if (sums[i] > 0) { // the last of these where rounding keeps the sum below the limit
+            if (sums[i] > 0) { // falls back to the last of these if rounding keeps the sum below the limit
                 part = i;
                 above = reached;
                 reached += sums[i];
@@ -169,7 +170,7 @@ int64_t select_column(const Buffers &b, int64_t count, double limit) {
     return column;
 }
 
-// Makes candidates of the columns with test(x); stores their values in place of the keys.
+// Makes the columns that pass test(x) candidates; stores their values in place of the keys.
 template <typename T, typename Test> int64_t collect(const T *x, int64_t n, const Buffers &b, const Test &test) {
     int64_t count = 0;
     for_each_vector(n, [&](int64_t i, auto lanes) {
@@ -184,7 +185,7 @@ template <typename T, typename Test> int64_t collect(const T *x, int64_t n, cons
     return count;
 }
 
-// The candidates' weights and keys from their values.
+// Computes the candidates' weights and keys from their values.
 void weigh(const Buffers &b, int64_t count, const Weights &weights) {
     for_each_vector(count, [&](int64_t i, auto lanes) {
         auto *values = reinterpret_cast<float *>(b.keys);
@@ -194,7 +195,7 @@ void weigh(const Buffers &b, int64_t count, const Weights &weights) {
     });
 }
 
-// Keeps the k largest candidates, among equal ones those in the lower columns.
+// Keeps the k largest candidates; among equal ones those in the lower columns.
 void keep_largest(const Buffers &b, int64_t count, int64_t k) {
     auto equal = static_cast<double>(k);
     const uint32_t smallest = select_key(b.keys, count, [](int64_t) { return 1.0; }, equal);
@@ -209,7 +210,7 @@ void keep_largest(const Buffers &b, int64_t count, int64_t k) {
     }
 }
 
-// The sum of all weights: in float over a few vectors, beyond that in double.
+// The sum of all weights: partial sums of a few vectors in float, their sum in double.
 template <typename T> double sum_of_weights(const T *x, int64_t n, const Weights &weights) {
     constexpr int64_t kChunk = 32 * kLanes;
     double total = 0;
@@ -223,8 +224,8 @@ template <typename T> double sum_of_weights(const T *x, int64_t n, const Weights
     return total;
 }
 
-// The sum of the weights in each bucket. Weights and buckets of a chunk are stored before they are added one by one: a
-// load of one lane right after the store of its vector would stall.
+// Sums the weights in each bucket. The weights and buckets of a chunk are stored before they are added one by one:
+// loading a single lane right after the store of its vector would stall.
 template <typename T> void fill_histogram(const T *x, int64_t n, const Weights &weights, double *sums) {
     constexpr int64_t kChunk = 1024;
     float weight[kChunk];
@@ -234,7 +235,7 @@ template <typename T> void fill_histogram(const T *x, int64_t n, const Weights &
         for_each_vector(size, [&](int64_t i, auto lanes) {
             const VecF distance = weights.distance(load_at(x + begin, i, lanes));
             const VecI buckets = weights.bucket(distance);
-            store(weight + i, weights.weight(distance)); // lanes beyond the row fit in and are not read
+            store(weight + i, weights.weight(distance)); // lanes beyond the row have room and are not read
             std::memcpy(bucket + i, &buckets, sizeof buckets);
         });
         for (int64_t i = 0; i < size; ++i) {
@@ -250,8 +251,8 @@ struct Settings {
     float u;
 };
 
-// The largest value, and the maxima of each lane over groups of vectors: b.maxima [groups * kLanes]. A NaN or +infinity
-// anywhere gives a NaN.
+// Returns the largest value, and stores in b.maxima [groups * kLanes] the maxima of each lane over groups of vectors.
+// Returns NaN if there is a NaN or +infinity.
 template <typename T> float maximum(const T *x, int64_t n, int64_t group, const Buffers &b) {
     VecF top = splat(-kInfinity);
     VecI good = (VecI)(top == top);
@@ -271,7 +272,7 @@ template <typename T> float maximum(const T *x, int64_t n, int64_t group, const 
     return lanes_of(good) == all ? max(top) : std::numeric_limits<float>::quiet_NaN();
 }
 
-// The first column with the value `top`, found in the first group that has it.
+// The first column whose value is `top`, from the first group that has it.
 template <typename T> int64_t first_maximum(const T *x, int64_t n, int64_t group, const Buffers &b, float top) {
     int64_t i = 0;
     while (b.maxima[i] != top) {
@@ -296,8 +297,8 @@ template <typename T> int64_t refusal(const T *x, int64_t n) {
 template <typename T> int64_t sample_row(const T *x, int64_t n, const Settings &s, const Buffers &b) {
     const bool greedy = s.temperature == 0 || s.top_k == 1 || s.top_p == 0;
     const bool limited = !greedy && s.top_k > 0 && s.top_k < n;
-    // Top-k: as many maxima as are wanted or more, so that the k-th largest of them bounds the k-th value from below.
-    // Where that would be nearly all values, every column is a candidate.
+    // Top-k: keep at least as many maxima as tokens are wanted, so that the k-th largest maximum is a lower bound of
+    // the k-th value. If that would keep nearly all values, every column is a candidate.
     const int64_t vectors = (n + kLanes - 1) / kLanes;
     const int64_t groups = limited ? (s.top_k * kMaximaPerToken + kLanes - 1) / kLanes : 0;
     const bool bounded = groups > 0 && groups * 2 <= vectors;
@@ -339,7 +340,7 @@ template <typename T> int64_t sample_row(const T *x, int64_t n, const Settings &
     for (const double sum : sums) {
         total += sum;
     }
-    // The bucket in which the limit lies: as in select_key.
+    // The bucket that contains the limit, found as in select_key.
     double limit = s.u * p * total;
     int bucket = 0;
     while (bucket < kBuckets - 1 && sums[bucket] < limit) {

@@ -1,4 +1,5 @@
-// random_sample with a given random number: the rules, float64, and the call of the kernel for the other dtypes.
+// random_sample with a given random number: the rules, the computation for float64, and the call of the kernel for
+// other dtypes.
 #include "random_sample.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ KernelTable<GivenArgs> given_kernels{"random_sample"};
 
 namespace {
 
-// The largest value of an integer dtype, as far as int64 goes.
+// The largest value of an integer dtype, at most int64's.
 int64_t largest(infiniDtype_t dtype) {
     switch (dtype) {
     case INFINI_DTYPE_I8:
@@ -35,7 +36,7 @@ int64_t largest(infiniDtype_t dtype) {
     }
 }
 
-// The lower bytes of a number that fits are the same for signed and unsigned.
+// If a number fits, its lower bytes are the same for signed and unsigned.
 void write(const TensorView &result, int64_t token) {
     switch (size_of(result.dtype)) {
     case 1:
@@ -52,7 +53,7 @@ void write(const TensorView &result, int64_t token) {
     }
 }
 
-// float64, as a reference: the definition, with a sort. Error codes as in random_sample.h.
+// float64, for use as a reference: the definition, with a sort. Error codes as in random_sample.h.
 int64_t sample_double(const GivenArgs &a) {
     const int64_t n = a.probs.size(0);
     const auto *x = a.probs.as<const double>();

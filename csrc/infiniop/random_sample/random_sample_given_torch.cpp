@@ -16,7 +16,7 @@ Tensor random_sample_given_out(const ExecutionContext &context, const Tensor &lo
     args.result = view(context, names.rule, names.out, out);
     args.random_val = random_val;
     args.topp = topp;
-    args.topk = static_cast<int>(std::clamp<int64_t>(topk, 0, kMaxColumns)); // beyond these there is no limit
+    args.topk = static_cast<int>(std::clamp<int64_t>(topk, 0, kMaxColumns)); // larger values set no limit
     args.temperature = temperature;
     run(context, args);
     return out;

@@ -24,7 +24,7 @@ Tensor random_sample_out(const ExecutionContext &context, const Tensor &logits, 
 
 Tensor random_sample(const ExecutionContext &context, const Tensor &logits, const Tensor &temperature,
                      const Tensor &top_k, const Tensor &top_p, const Tensor &seed, const Tensor &offset) {
-    TensorView rows = view(context, kRule, "logits", logits); // less its last dimension: the shape of the result
+    TensorView rows = view(context, kRule, "logits", logits); // without its last dimension it has the result's shape
     kRule.rank("logits", rows, 1, 2);
     --rows.ndim;
     return random_sample_out(context, logits, temperature, top_k, top_p, seed, offset,

@@ -24,7 +24,7 @@ void check(const Args &args, const Names &names) {
 
 void run(const ExecutionContext &context, const Args &args, const Names &names) {
     check(args, names);
-    if (args.dst.numel() > 0 && args.dst.data != args.src.data) { // of one address they are the same elements
+    if (args.dst.numel() > 0 && args.dst.data != args.src.data) { // at equal addresses they are the same elements
         kernels.run(context, args);
     }
 }

@@ -1,6 +1,6 @@
-// The CUDA kernels of rearrange. Where another dimension is the dense one in src than in dst, tiles are transposed in
-// shared memory, so that both sides are accessed in whole lines; the rest is a map, in vectors of 16 bytes where rows
-// are dense in both. Limit: memory bandwidth, each element read once and written once.
+// The CUDA kernels of rearrange. If src and dst are dense in different dimensions, tiles are transposed in shared
+// memory, so that both are accessed in whole lines; everything else is an elementwise map, in vectors of 16 bytes if
+// rows are dense in both. Limit: memory bandwidth, each element read once and written once.
 // SASS: map_elements: LDG.E.128 STG.E.128
 #include "check.h"
 #include "cuda/elementwise_map.cuh"
@@ -17,13 +17,13 @@ struct alignas(16) Bits128 {
     uint64_t halves[2];
 };
 
-constexpr int kLanes = 32, kLines = 8; // a block's threads: x along a line, y lines at a time
-constexpr int64_t kMinSide = 16;       // from which on tiles pay
+constexpr int kLanes = 32, kLines = 8; // threads per block: x along a line, y lines at a time
+constexpr int64_t kMinSide = 16;       // the least side for which tiles pay off
 
-// Elements along a side of a tile, such that a line of it has 64 bytes or more.
+// Elements per side of a tile; a line of it has at least 64 bytes.
 template <typename T> constexpr int kSide = sizeof(T) <= 2 ? 64 : 32;
-// Elements from one line of the tile in shared memory to the next: an odd number of 4-byte words, or of elements where
-// these are larger, so that a column lies in different banks.
+// Elements between lines of the tile in shared memory: an odd number of 4-byte words (or of elements, if these are
+// larger), so that the elements of a column lie in different banks.
 template <typename T> constexpr int kPitch = kSide<T> + (sizeof(T) >= 4 ? 1 : 4 / sizeof(T));
 
 template <typename T> struct Transposition {
@@ -31,9 +31,9 @@ template <typename T> struct Transposition {
     const T *src;
     cuda::RowStrides<2> others; // all dimensions but the last two
     int64_t rows, columns;
-    int64_t to_row, to_column;     // strides in dst, of which the column's is the smaller one,
-    int64_t from_row, from_column; // and in src, the other way round
-    int64_t down, across;          // tiles
+    int64_t to_row, to_column;     // strides in dst, where the column's is the smaller one,
+    int64_t from_row, from_column; // and in src, where the row's is the smaller one
+    int64_t down, across;          // number of tiles
 };
 
 template <typename T>
@@ -101,7 +101,7 @@ int densest(const TensorView &src) {
     return found;
 }
 
-// The views, with strides in bytes, as views of elements of type T.
+// Copies views with strides in bytes as views of elements of type T.
 template <typename T> void copy(const ExecutionContext &context, TensorView (&views)[2], infiniDtype_t dtype) {
     for (TensorView &view : views) {
         view.dtype = dtype;
@@ -122,7 +122,7 @@ int64_t alignment(int64_t number) {
     return number % 16 == 0 ? 16 : number & -number;
 }
 
-// Appends a dimension of stride 1 to views of elements that consist of `parts` smaller ones.
+// Splits elements into `parts` smaller ones: appends a dimension of stride 1.
 void split_elements(TensorView (&views)[2], int64_t parts, int64_t bytes) {
     for (TensorView &view : views) {
         if (view.ndim == kMaxDims) {
@@ -138,7 +138,7 @@ void split_elements(TensorView (&views)[2], int64_t parts, int64_t bytes) {
 
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
     auto size = static_cast<int64_t>(size_of(args.dst.dtype));
-    // Strides are in bytes until the copied unit is known: a run of small elements is copied as larger ones.
+    // Strides are in bytes until the unit of copying is known: a run of small elements is copied as larger ones.
     TensorView views[] = {args.dst, args.src};
     for (TensorView &view : views) {
         view.dtype = INFINI_DTYPE_BYTE;
@@ -151,14 +151,14 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
         views[0].strides[0] = views[1].strides[0] = size;
     }
     const auto is_run = [&] { return views[0].stride(-1) == size && views[1].stride(-1) == size; };
-    int64_t aligned = 16; // what all addresses and all strides but those of a run are multiples of
+    int64_t aligned = 16; // common alignment of addresses and outer strides, in bytes
     for (const TensorView &view : views) {
         aligned = std::min(aligned, alignment(static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data))));
         for (int dim = 0; dim < view.ndim - (is_run() ? 1 : 0); ++dim) {
             aligned = std::min(aligned, alignment(view.strides[dim]));
         }
     }
-    if (aligned < size) { // complex numbers, that need to be aligned to their halves only
+    if (aligned < size) { // complex numbers, which may be aligned to their halves only
         split_elements(views, size / aligned, aligned);
         coalesce_dims(views);
         size = aligned;

@@ -1,5 +1,5 @@
-// rearrange: dst = src, element by element, between any strides; of any dtype, since only its size counts.
-// src may be broadcast by stride 0.
+// rearrange: dst = src, element by element, between any strides and for any dtype (only its size matters). src may be
+// broadcast by stride 0.
 #pragma once
 
 #include "cpu_capability.h"
@@ -13,7 +13,7 @@ struct Args {
     TensorView src; // the shape and dtype of dst
 };
 
-// The names of dst and src in messages, and which of the two the other is compared with.
+// The names of dst and src in messages, and which of them the other one is compared with.
 struct Names {
     const char *tensors[2];
     int first;
@@ -21,7 +21,7 @@ struct Names {
 
 constexpr Names kNames{{"dst", "src"}, 0};
 
-// Checks the arguments against the rules above; dst may be src itself, and then nothing is done.
+// Checks the arguments against the rules above. dst may alias src; then nothing is copied.
 void check(const Args &args, const Names &names = kNames);
 
 // Checks them, then copies.

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kLine = 64;         // bytes of a cache line
 constexpr int64_t kRunStep = 1 << 14; // a long run is split among threads in steps of this many bytes
 
-// Strides are in bytes from here on: a run of small elements may be copied as one element of another size.
+// Strides are in bytes from here on, because a run of small elements may be copied as one larger element.
 
 template <int kBytes> void copy_element(char *to, const char *from) {
     std::memcpy(to, from, kBytes);
@@ -29,7 +29,7 @@ void copy_runs(TensorView (&views)[2], int64_t run) {
     });
 }
 
-// Replaces the dimensions from `dims` on by one of size 1, for RowIterator.
+// Replaces dimensions dims, dims + 1, ... by one dimension of size 1, for RowIterator.
 void keep_dims(TensorView (&views)[2], int dims) {
     for (TensorView &view : views) {
         view.ndim = dims + 1;
@@ -38,8 +38,7 @@ void keep_dims(TensorView (&views)[2], int dims) {
 }
 
 template <int kBytes> void copy_elements(TensorView (&views)[2]) {
-    // Where the last dimension is short, the inner loop is over the longest one, part by part for each index of the
-    // last.
+    // If the last dimension is short, the inner loop runs over the longest dimension, once per index of the last.
     const int last = views[0].ndim - 1;
     const bool two = last > 0 && views[0].shape[last] < kShortRow;
     if (two) {
@@ -68,7 +67,7 @@ template <int kBytes> void copy_elements(TensorView (&views)[2]) {
     });
 }
 
-// A side of a tile is one cache line of elements. Tiles go through a buffer, so that every line of src and of dst is
+// A tile's side is one cache line of elements. Tiles go through a buffer, so that every line of src and of dst is
 // accessed once: the lines of a column may all map to the same cache set.
 template <int kBytes>
 void transpose_tile(char *to, int64_t to_row, int64_t to_column, const char *from, int64_t from_row,
@@ -149,7 +148,7 @@ template <int kBytes> void copy(TensorView (&views)[2]) {
 
 void infini::rearrange::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    if (kOnlyBf16) { // the code would be the same
+    if (kOnlyBf16) { // bf16's level would compile the same code
         return INFINI_FLOAT_LEVEL::cpu_kernel(args);
     }
     const auto size = static_cast<int64_t>(size_of(args.dst.dtype));
@@ -166,7 +165,7 @@ void infini::rearrange::INFINI_LEVEL::cpu_kernel(const Args &args) {
     if (dst.size(-1) == 1 || (dst.stride(-1) == size && views[1].stride(-1) == size)) {
         run *= dst.size(-1);
         for (TensorView &view : views) {
-            view.shape[view.ndim - 1] = 1; // the rest is a walk over runs
+            view.shape[view.ndim - 1] = 1; // the remaining dimensions iterate over runs
         }
     }
     const bool element = run == 1 || run == 2 || run == 4 || run == 8 || run == 16;

@@ -55,7 +55,7 @@ void check(const char *op, const Args &args) {
         rule.no_partial_overlap("out0", y, "residual", args.residual);
         rule.no_partial_overlap("out1", args.h, "residual", args.residual);
         rule.no_overlap("out0", y, "out1", args.h);
-        rule.no_overlap("out1", args.h, "weight", weight); // which is read after it is written
+        rule.no_overlap("out1", args.h, "weight", weight); // the weight is read after out1 is written
     }
 }
 

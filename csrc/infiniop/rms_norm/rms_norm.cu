@@ -1,4 +1,4 @@
-// The CUDA kernel of rms_norm and add_rms_norm: one pass, the row in the registers of the threads that share it.
+// The CUDA kernel of rms_norm and add_rms_norm: one pass, with the row in the registers of the threads that share it.
 // Limit: memory bandwidth, as on the CPU. Rows too long for registers (16384 halves) are read a second time.
 // SASS: norm_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.cuh"
@@ -15,7 +15,7 @@ using cuda::RowPlan;
 using cuda::RowStrides;
 
 template <typename T> struct Row {
-    const T *x, *residual; // residual == nullptr: plain rms_norm
+    const T *x, *residual; // residual is nullptr for plain rms_norm
     void *y;
     T *h;
     const void *weight;
@@ -23,7 +23,7 @@ template <typename T> struct Row {
     RowStrides<4> rows; // x, y, h, residual
     Compute<T> eps;
     Rounding rounding;
-    bool whole; // vectors fit all tensors
+    bool whole; // all tensors allow vector accesses
 };
 
 // y = v * factor * w for the elements of one vector.
@@ -31,7 +31,7 @@ template <typename T, typename Y, int kCount>
 __device__ void scale(Rounding rounding, Y *y, bool whole, int count, const Compute<T> (&v)[kCount],
                       const Compute<T> (&w)[kCount], Compute<T> factor) {
     Compute<T> out[kCount];
-    const auto each = [&](const auto &formula) { // one uniform branch
+    const auto each = [&](const auto &formula) { // a uniform branch
 #pragma unroll
         for (int e = 0; e < kCount; ++e) {
             out[e] = formula(v[e] * factor, w[e]);
@@ -56,12 +56,12 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
     using C = Compute<T>;
     INFINI_SHARED(sums, C[32]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-    const bool mine = row < a.rows.count; // surplus rows of the last block still meet the barriers
+    const bool mine = row < a.rows.count; // threads without a row in the last block still reach the barriers
     int64_t at[4];
     a.rows.locate(mine ? row : 0, at);
     const int64_t n = mine ? a.n : 0;
 
-    // Weights of the same width are loaded before the sum; others are cut into other vectors.
+    // Weights as wide as x are loaded before the sum; other weights use other vectors.
     constexpr bool kEarly = sizeof(T) == sizeof(W) && kVectors > 0;
     const auto *weight = static_cast<const W *>(a.weight);
     RowPart<T, kVectors> part(a.x + at[0], n, a.whole);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
     const auto finish = [&](int64_t i, int count, const C(&v)[cuda::kWidth<T>], const C(&w)[cuda::kWidth<T>]) {
         if (std::is_same_v<T, W> || a.rounding != Rounding::kLlama) {
             scale<T>(a.rounding, static_cast<T *>(a.y) + at[1] + i, part.whole(i), count, v, w, factor);
-        } else { // the output has the wider dtype: that of the weight
+        } else { // the output has the dtype of the weight, which is wider
             scale<T>(a.rounding, static_cast<W *>(a.y) + at[1] + i, part.whole(i), count, v, w, factor);
         }
     };
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
             });
         }
     };
-    if (kVectors == 0 && a.residual != nullptr) { // the second pass reads the sum
+    if (kVectors == 0 && a.residual != nullptr) { // until the sum, which the second pass reads, is written
         RowPart<T, kVectors> sum(a.h + at[2], n, a.whole);
         finish_all(sum);
     } else {

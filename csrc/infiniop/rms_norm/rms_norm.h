@@ -1,6 +1,6 @@
 // rms_norm:     y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension of x [..., n], weight [n].
-// add_rms_norm: the same of h = x + residual, which it also returns (the residual stream of a transformer layer).
-// One kernel serves both; arithmetic in float (in double for float64), the sum of squares in a fixed order.
+// add_rms_norm: the same for h = x + residual, which it also returns (the residual stream of a transformer layer).
+// One kernel serves both. Computed in float (float64 in double), the sum of squares in a fixed order.
 #pragma once
 
 #include "cpu_capability.h"
@@ -9,8 +9,8 @@
 
 namespace infini::rms_norm {
 
-// Where the value is rounded to the dtype of x. Hugging Face's model families differ, and identical tokens require
-// their order.
+// Where the value is rounded to the dtype of x. Hugging Face's model families differ, and equal tokens require their
+// order of operations.
 enum class Rounding : int {
     kOnce = 0,  // y = round(x * r * w): Infini; also "fp32 weight" as in Olmo 2 and 3
     kLlama = 1, // y = w * round(x * r), in the wider dtype of x and w: Llama, Mistral, Qwen
@@ -21,8 +21,8 @@ struct Args {
     TensorView y;        // [..., n], the dtype of x; with kLlama and a float32 weight: float32
     TensorView h;        // [..., n], out: round(x + residual); dtype == INFINI_DTYPE_INVALID: plain rms_norm
     TensorView x;        // [..., n]
-    TensorView residual; // [..., n], where h is present
-    TensorView weight;   // [n], the dtype of x or float32; with kOnce either half type for either
+    TensorView residual; // [..., n], if h is present
+    TensorView weight;   // [n], the dtype of x or float32; with kOnce any half type for a half type
     double eps = 0;
     Rounding rounding = Rounding::kOnce;
 };
@@ -30,10 +30,10 @@ struct Args {
 // The dtype of y.
 infiniDtype_t output_dtype(infiniDtype_t x, infiniDtype_t weight, Rounding rounding);
 
-// Checks the arguments against the rules above; y or h may be x or residual themselves. `op` names the op in sentences.
+// Checks the arguments against the rules above. y or h may alias x or residual. `op` is the op's name in messages.
 void check(const char *op, const Args &args);
 
-// Checks them, then computes y (and h).
+// Checks the arguments, then computes y (and h).
 void run(const ExecutionContext &context, const char *op, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

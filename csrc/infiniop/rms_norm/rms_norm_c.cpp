@@ -52,7 +52,7 @@ infiniStatus_t infiniopCreateAddRMSNormDescriptor(infiniopHandle_t handle, infin
         args.residual = tensor("b_desc", b_desc);
         args.weight = tensor("weight_desc", weight_desc);
         args.eps = epsilon;
-        if (residual_out_desc == nullptr) { // BAD_PARAM, as callers of the interface expect; not NULL_POINTER
+        if (residual_out_desc == nullptr) { // BAD_PARAM, which callers of the interface expect, instead of NULL_POINTER
             throw Error(INFINI_STATUS_BAD_PARAM, message(tensor.function(), ": residual_out_desc must not be NULL"));
         }
         args.h = tensor("residual_out_desc", residual_out_desc);

@@ -1,5 +1,5 @@
-// The CPU kernel of rms_norm and add_rms_norm: one row at a time, two passes over it (the second from L1).
-// Limit: memory bandwidth, 2 bytes read and written for each element and half as much again for the residual.
+// The CPU kernel of rms_norm and add_rms_norm: one row at a time, in two passes (the second from L1). Limit: memory
+// bandwidth, for bf16 2 bytes read and 2 written per element, and as much again for the residual.
 #include "level_types.h"
 #include "parallel.h"
 #include "rms_norm.h"
@@ -61,7 +61,7 @@ template <typename T, typename W, typename Y, Rounding kRounding> void norm_rows
     const auto *x = a.x.as<const T>();
     auto *y = a.y.as<Y>();
     const bool with_residual = a.h.dtype != INFINI_DTYPE_INVALID;
-    // Without a residual, other views take its place, so that one iterator serves both ops.
+    // Without a residual, other views take the places of h and residual, so that one iterator serves both ops.
     const TensorView &h_view = with_residual ? a.h : a.x, &r_view = with_residual ? a.residual : a.x;
     const auto *residual = r_view.as<const T>();
     auto *h = h_view.as<T>();
@@ -95,7 +95,7 @@ template <typename T, typename W, typename Y, Rounding kRounding> void norm_rows
     });
 }
 
-// float64, as a reference: the same formulas in double.
+// float64, for use as a reference: the same formulas in double.
 void norm_rows_double(const rms_norm::Args &a) {
     const int64_t n = a.x.size(-1);
     const bool with_residual = a.h.dtype != INFINI_DTYPE_INVALID;
@@ -133,7 +133,7 @@ template <typename T, typename W> void norm_rows(const rms_norm::Args &a) {
     case Rounding::kOnce:
         return norm_rows<T, W, T, Rounding::kOnce>(a);
     case Rounding::kLlama:
-        return norm_rows<T, W, W, Rounding::kLlama>(a); // the output has the wider dtype: that of the weight
+        return norm_rows<T, W, W, Rounding::kLlama>(a); // the output has the dtype of the weight, which is wider
     case Rounding::kGemma:
         return norm_rows<T, W, T, Rounding::kGemma>(a);
     }

@@ -1,5 +1,5 @@
-// The rules of rope, and the call of its kernel.
-// Positions are checked here, before anything is written: the CPU kernel trusts them.
+// The rules of rope, and the call of its kernel. Positions are checked here, before anything is written; the CPU kernel
+// does not check them.
 #include "rope.h"
 
 #include "check.h"
@@ -29,7 +29,7 @@ TensorView with_batch(const TensorView &view, int64_t batch, int ndim) {
 
 namespace {
 
-// [S, ...] or [B or 1, S, ...], `inner` dimensions after S.
+// Checks for a shape [S, ...] or [B or 1, S, ...] with `inner` dimensions after S.
 void check_tokens(const Checker &rule, const char *name, const TensorView &view, const TensorView &x, int inner) {
     const int64_t tokens = x.size(-3), batch = x.ndim == 4 ? x.size(0) : 1;
     const bool fits = view.ndim == 1 + inner

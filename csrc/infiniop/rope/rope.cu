@@ -1,6 +1,6 @@
-// The CUDA kernel of rope: each thread rotates one slice of one or two heads of a token; positions are read here.
-// Limit: memory bandwidth, each element read and written once (8192 x 32 heads x 128 bf16 at 4.3 TB/s: 31 us); a few
-// tokens take the latency of position, angles, result.
+// The CUDA kernel of rope: each thread rotates one slice of one or two heads of a token and reads the token's position.
+// Limit: memory bandwidth, each element read and written once (8192 x 32 heads x 128 bf16 at 4.3 TB/s: 31 us); for a
+// few tokens the latency of reading position, angles and row.
 // SASS: rotate_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.cuh"
 #include "rope.h"
@@ -14,7 +14,7 @@ using cuda::HeadPlan;
 template <typename T, typename A> struct Problem {
     TensorView x, y; // [B, S, H, D]
     Rotation<T, A> rotation;
-    HeadPlan plan; // its tokens: B * S
+    HeadPlan plan; // its tokens are the B * S tokens of the batch
     bool aligned;
 };
 
@@ -55,7 +55,7 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
         using T = decltype(x);
         using A = decltype(angle);
         const Rotation<T, A> rotation(args.cos, args.sin, args.positions, args.x.shape[3], args.interleaved);
-        const bool in_place = args.x.data == args.y.data; // columns that pass through are not copied
+        const bool in_place = args.x.data == args.y.data; // then columns that pass through are not copied
         const int slices = rotation.turning + (in_place ? 0 : rotation.passing);
         if (slices == 0) {
             return;

@@ -1,6 +1,6 @@
-// rope: rotary position embedding: each pair (x0, x1) of a head's first R columns is rotated by its token's angle,
-// y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin; columns from R on pass through.
-// Arithmetic in float, rounded once; float64 in double.
+// rope: rotary position embedding. Each pair (x0, x1) of a head's first R columns is rotated by its token's angle: y0 =
+// x0 cos - x1 sin, y1 = x1 cos + x0 sin; columns from R on are copied unchanged. Computed in float, rounded once;
+// float64 in double.
 #pragma once
 
 #include "cpu_capability.h"
@@ -14,14 +14,14 @@ class Checker;
 namespace infini::rope {
 
 struct Args {
-    TensorView y;             // the shape and dtype of x; may be x itself
+    TensorView y;             // the shape and dtype of x; may alias x
     TensorView x;             // [S, H, D] or [B, S, H, D]
     TensorView cos, sin;      // with positions: tables [P, R/2]; without: [S, R/2] or [B or 1, S, R/2]
-    TensorView positions;     // [S] or [B or 1, S], integers; dtype INFINI_DTYPE_INVALID: token t has row t
-    bool interleaved = false; // pairs are columns (2i, 2i+1); false: (i, i + R/2)
+    TensorView positions;     // [S] or [B or 1, S], integers; dtype INFINI_DTYPE_INVALID: token t uses row t
+    bool interleaved = false; // true: pairs are columns (2i, 2i + 1); false: (i, i + R/2)
 };
 
-// The position of token s of batch entry b, positions being [B, S].
+// The position of token s of batch entry b; positions are [B, S].
 INFINI_ALWAYS_INLINE int64_t position(const TensorView &positions, int64_t b, int64_t s) {
     const int64_t at = b * positions.strides[0] + s * positions.strides[1];
     switch (positions.dtype) {
@@ -37,31 +37,32 @@ INFINI_ALWAYS_INLINE int64_t position(const TensorView &positions, int64_t b, in
         return positions.as<const uint16_t>()[at];
     case INFINI_DTYPE_U8:
         return positions.as<const uint8_t>()[at];
-    default: // uint64 beyond the largest int64 comes out negative: out of range as it should be
+    default: // uint64 values beyond int64's largest become negative, which is out of range too
         return positions.as<const int64_t>()[at];
     }
 }
 
-// The view with a leading dimension of `batch` entries, of stride 0 where it had none or one entry.
+// The view with a leading dimension of `batch` entries; its stride is 0 if the view had no such dimension, or one
+// entry.
 TensorView with_batch(const TensorView &view, int64_t batch, int ndim);
 
-// Checks cos and sin except for their rows: at most `max_rank` dimensions, R/2 columns for the rows of x.
+// Checks cos and sin except for their number of rows: at most `max_rank` dimensions, R/2 columns to suit the rows of x.
 void check_tables(const Checker &rule, const char *x_name, const TensorView &x, const TensorView &cos,
                   const TensorView &sin, int max_rank);
 
-// Checks positions, [S] or [B, S]: an integer dtype; each value a row of a table of the given size.
+// Check positions, [S] or [B, S]: an integer dtype; then each value, a row of a table of the given size.
 void check_positions_dtype(const Checker &rule, const TensorView &positions);
 void check_positions(const Checker &rule, const TensorView &positions, int64_t rows);
 
-// Checks the arguments against the rules above, but for the positions' values.
+// Checks the arguments against the rules above, except the positions' values.
 void check(const char *op, const Args &args);
 
-// Checks them all, then computes y. On CUDA the kernel checks positions: one outside the table gives NaN in the rotated
-// columns.
+// Checks everything, then computes y. On CUDA the kernel checks positions: one outside the table gives NaN in the
+// rotated columns.
 void run(const ExecutionContext &context, const char *op, const Args &args);
 
-// Here every view has its batch dimension, of stride 0 where one entry serves all: x and y [B, S, H, D], cos and sin
-// [B, S, R/2] or [P, R/2], positions [B, S].
+// Kernels get every view with its batch dimension, of stride 0 if one entry serves all: x and y [B, S, H, D], cos and
+// sin [B, S, R/2] or [P, R/2], positions [B, S].
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 extern KernelTable<Args> kernels;
 

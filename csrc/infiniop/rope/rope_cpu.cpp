@@ -1,5 +1,5 @@
-// The CPU kernel of rope: one token at a time, its cosines and sines converted to float once for all heads (for a few
-// where heads are far apart). Limit: memory bandwidth, each element read and written once.
+// The CPU kernel of rope: one token at a time. Its cosines and sines are converted to float once for all heads, or once
+// per group of heads if heads are far apart. Limit: memory bandwidth, each element read and written once.
 #include "level_types.h"
 #include "parallel.h"
 #include "rope.h"
@@ -8,11 +8,11 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Where heads are farther apart than tokens (a transposed view), this many are processed along all tokens before the
+// If heads are farther apart than tokens (a transposed view), this many heads are processed for all tokens before the
 // next ones: up to twice as fast as token by token, which jumps between distant pages.
 constexpr int64_t kGroupHeads = 2;
 
-// Whether y is large enough to be streamed and every vector stored into it is aligned. In place nothing is gained.
+// Whether y is large enough to be streamed and all its vectors are aligned. In place, streaming gains nothing.
 template <typename T> bool can_stream(const rope::Args &a) {
     constexpr auto vector = static_cast<int64_t>(kLanes * sizeof(T)), size = static_cast<int64_t>(sizeof(T));
     bool aligned = reinterpret_cast<uintptr_t>(a.y.data) % vector == 0 && a.cos.size(-1) * size % vector == 0;
@@ -78,7 +78,7 @@ template <typename T, typename C> void rotate_tokens(const rope::Args &a) {
     }
 }
 
-// float64, as a reference: the same formulas in double.
+// float64, for use as a reference: the same formulas in double.
 void rotate_double(const rope::Args &a) {
     const int64_t batch = a.x.shape[0], tokens = a.x.shape[1], heads = a.x.shape[2], columns = a.x.shape[3];
     const int64_t half = a.cos.size(-1), step = a.interleaved ? 2 : 1, partner = a.interleaved ? 1 : half;

@@ -1,5 +1,5 @@
-// The rotation of a thread's slice of a head on CUDA: the token's angles, by its position in device memory, and the
-// formulas of rotation.h with the same roundings. For the .cu files of rope and of the ops that fuse it.
+// The rotation of a thread's slice of a head on CUDA: loads the token's angles by its position in device memory, and
+// computes the formulas of rotation.h with the same roundings. For the .cu files of rope and of the ops that fuse it.
 #pragma once
 
 #include "cuda/heads.cuh"
@@ -7,13 +7,13 @@
 
 namespace infini::rope {
 
-// Rotation of heads of `columns` elements of type T by angles of type A.
+// How heads of `columns` elements of type T are rotated by angles of type A.
 template <typename T, typename A> struct Rotation {
     static constexpr int kWidth = cuda::kWidth<T>;
 
-    TensorView cos, sin, positions; // as the CPU kernel of rope has them: with their batch dimension
+    TensorView cos, sin, positions; // with their batch dimension, as for the CPU kernel of rope
     int half, columns;
-    int turning, passing; // slices of a head that are rotated, and those after them that pass through
+    int turning, passing; // slices of a head that are rotated, and slices after them that pass through
     bool interleaved, has_positions, aligned;
 
     Rotation(const TensorView &cos, const TensorView &sin, const TensorView &positions, int64_t columns,
@@ -23,7 +23,7 @@ template <typename T, typename A> struct Rotation {
           passing(cuda::slices_of(this->columns - 2 * half, kWidth)), interleaved(interleaved),
           has_positions(positions.dtype != INFINI_DTYPE_INVALID), aligned(cuda::vectors_fit(cos, sin)) {}
 
-    // Slice i of a head; from `turning` on those that pass through.
+    // Slice i of a head; slices from `turning` on pass through.
     __device__ __forceinline__ cuda::Slice<T> slice(int i, bool aligned_rows) const {
         const bool turns = i < turning;
         return turns ? cuda::Slice<T>(0, 2 * half, interleaved ? turning * kWidth : half, i, aligned_rows)
@@ -36,7 +36,7 @@ template <typename T> class SliceRotation {
 public:
     using C = cuda::Compute<T>;
 
-    // For token s of batch entry b. A slice that passes needs no angles.
+    // Loads the angles of token s of batch entry b. A slice that passes through needs none.
     template <typename A>
     __device__ __forceinline__ void fetch(const Rotation<T, A> &r, const cuda::Slice<T> &slice, bool turns, int64_t b,
                                           int64_t s) {

@@ -1,5 +1,5 @@
-// The rotation of a head on the CPU: one token's cosines and sines as floats, and the rotation of a row by them.
-// Included only by *_cpu.cpp files, like vec.h: those of rope and of the ops that fuse it.
+// The rotation of a head on the CPU: a token's cosines and sines as floats, and the rotation of a row by them. Included
+// only by *_cpu.cpp files, like vec.h: those of rope and of the ops that fuse it.
 #pragma once
 
 #include "streaming_stores.h"
@@ -8,10 +8,10 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The pairs with cosines and sines on the stack at a time; a wider head is processed in several tiles.
+// Pairs whose cosines and sines fit on the stack at a time; a wider head is processed in several tiles.
 constexpr int64_t kTilePairs = 512;
 
-// How many bytes ahead a head's row is prefetched: up to 1.1 (bf16) and 2 (float32) times as fast from DRAM.
+// The prefetch distance in a head's row, in bytes: up to 1.1 (bf16) and 2 (float32) times as fast from DRAM.
 constexpr int64_t kAheadBytes = 4096;
 
 inline void prefetch(const void *p, int64_t bytes) {
@@ -41,7 +41,7 @@ struct HalvesTile {
         to_float(sin, s, n);
     }
 
-    // x, y: the first element of the tile's first pair; its partner lies `half` elements behind.
+    // x, y: the first element of the tile's first pair; its partner lies `half` elements later.
     template <bool kStream, typename T> void rotate(T *y, const T *x, int64_t half, int64_t n) const {
         for_each_vector(n, [&](int64_t i, auto lanes) {
             const VecF x0 = load_at(x, i, lanes), x1 = load_at(x + half, i, lanes);
@@ -53,7 +53,8 @@ struct HalvesTile {
     static int64_t first_column(int64_t pair) { return pair; }
 };
 
-// Each cosine twice and each sine as (-sin, sin): then y = x cos + swap_neighbours(x) sin, without gathering the pairs.
+// Holds each cosine twice and each sine as (-sin, sin): then y = x cos + swap_neighbours(x) sin, without gathering
+// pairs.
 struct NeighboursTile {
     alignas(64) float cos[2 * kTilePairs], sin[2 * kTilePairs];
 

@@ -1,4 +1,4 @@
-// The CUDA kernel of softmax and log_softmax. Limit: memory bandwidth, 4 bytes for each bf16; an element takes an
+// The CUDA kernel of softmax and log_softmax. Limit: memory bandwidth, 4 bytes per bf16 element; an element takes one
 // exponential and about 30 other instructions.
 // SASS: softmax_rows: LDG.E.128 STG.E.128 MUFU.EX2
 #include "softmax.h"

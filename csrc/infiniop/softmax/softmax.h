@@ -1,6 +1,6 @@
-// softmax:     y = exp(x - m) / sum exp(x - m) along any dimension, m the largest x there.
+// softmax:     y = exp(x - m) / sum exp(x - m) along any dimension, where m is the largest x along it.
 // log_softmax: y = x - m - log(sum exp(x - m)).
-// Arithmetic in float, rounded once.
+// Computed in float, rounded once.
 #pragma once
 
 #include "cpu_capability.h"
@@ -10,9 +10,9 @@
 namespace infini::softmax {
 
 struct Args {
-    TensorView y;  // the shape of x; softmax: and its dtype, log_softmax: any of the dtypes; may be x itself
+    TensorView y;  // the shape of x; softmax: the dtype of x, log_softmax: any supported dtype; may alias x
     TensorView x;  // one dimension at least
-    int axis = -1; // negative ones count from the last dimension
+    int axis = -1; // a negative axis counts from the last dimension
     bool log = false;
 };
 
@@ -24,7 +24,7 @@ struct Names {
 // Checks the arguments against the rules above.
 void check(const Args &args, const Names &names);
 
-// Checks them, then computes y.
+// Checks the arguments, then computes y.
 void run(const ExecutionContext &context, const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

@@ -1,5 +1,5 @@
-// The CPU kernel of softmax and log_softmax: one row at a time, in three passes over it: the maximum, the exponentials
-// and their sum, the result. Limit: arithmetic, most of it the exponential, as causal_softmax.
+// The CPU kernel of softmax and log_softmax: one row at a time, in three passes: the maximum, the exponentials and
+// their sum, the result. Limit: arithmetic, mostly the exponential, as in causal_softmax.
 #include "dense_rows.h"
 #include "level_types.h"
 #include "softmax.h"
@@ -10,7 +10,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Elements of a type known at run time.
+// An array whose element type is known only at run time.
 struct AnyFloats {
     void *data;
     infiniDtype_t dtype;
@@ -28,7 +28,7 @@ template <typename X, typename Y> void log_softmax_row(const Y &y, const X *x, i
         n, [&](int64_t i, auto lanes) { store_at(y, i, load_at(x, i, lanes) - splat(top) - splat(log_total), lanes); });
 }
 
-// Calls row(y, x, scratch) for all rows along the axis, with `scratch_bytes` of scratch.
+// Calls row(y, x, scratch) for all rows along the axis, with `scratch_bytes` bytes of scratch memory.
 template <typename X, typename Y, typename Row>
 void for_each_row(const softmax::Args &a, int64_t scratch_bytes, const Row &row) {
     const int axis = a.axis < 0 ? a.x.ndim + a.axis : a.axis;
@@ -60,7 +60,7 @@ void infini::softmax::INFINI_LEVEL::cpu_kernel(const Args &args) {
         if (args.y.dtype == args.x.dtype) {
             return for_each_row<X, X>(args, 0, [&](X *to, const X *from, void *) { log_softmax_row(to, from, n); });
         }
-        // Another output type is rare: one copy of the kernel dispatches at each vector.
+        // Another output type is rare: one copy of the kernel serves all by dispatching at each vector.
         for_each_row<X, char>(
             args, 0, [&](char *to, const X *from, void *) { log_softmax_row(AnyFloats{to, args.y.dtype}, from, n); });
     });

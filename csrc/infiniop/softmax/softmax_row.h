@@ -1,5 +1,5 @@
-// One row of softmax, for the kernels of softmax, causal_softmax and topksoftmax; log_softmax uses parts of it.
-// The order of the additions depends on the row's length alone.
+// One row of softmax, for the kernels of softmax, causal_softmax and topksoftmax; log_softmax uses parts of it. The
+// order of additions depends on the row's length alone.
 #pragma once
 
 #include <limits>
@@ -11,11 +11,11 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// From this many bytes of traffic on, softmax is split: an exponential takes about ten times as long as a copied
-// element.
+// softmax is split among threads from this many bytes of traffic on: an exponential takes about ten times as long as
+// copying an element.
 constexpr int64_t kSoftmaxParallelBytes = kParallelBytes / 8;
 
-// The largest of x [n], ignoring NaN: its exponential makes the sum, and so the row, NaN.
+// The largest of x [n], ignoring NaN: NaN's exponential makes the sum, and so the row, NaN anyway.
 template <typename T> float largest(const T *x, int64_t n) {
     constexpr float kLowest = -std::numeric_limits<float>::infinity();
     VecF highest = splat(kLowest);
@@ -35,7 +35,7 @@ template <typename T, typename Store> float sum_of_exps(const T *x, int64_t n, f
     return sum(total);
 }
 
-// The scratch bytes of softmax_row for n columns of T. A row of float holds its exponentials itself.
+// The scratch bytes of softmax_row for n columns of T. A row of float needs none: it holds its exponentials itself.
 template <typename T> constexpr int64_t exps_bytes(int64_t n) {
     return std::is_same_v<T, float> ? 0 : (n * 4 + 63) / 64 * 64;
 }

@@ -1,6 +1,6 @@
 // Rows of softmax on CUDA, for softmax, log_softmax and causal_softmax: the maximum, the exponentials and their sum,
-// the result. One pass over memory, with the exponentials in registers; rows too long for that (16384 halves) and rows
-// of ColumnReducer are read three times, twice of them from L2.
+// the result. One pass over memory, with the exponentials in registers. Rows too long for registers (16384 halves) and
+// rows of ColumnReducer are read three times, twice of these from L2.
 #pragma once
 
 #include "cuda/launch.cuh"
@@ -12,10 +12,10 @@ namespace {
 template <typename T> struct Job {
     const T *x;
     void *y;
-    infiniDtype_t y_dtype;     // of T but for log_softmax
+    infiniDtype_t y_dtype;     // T, except in log_softmax
     cuda::StridedRows<2> rows; // x, y
     bool log;
-    int64_t q; // 0, or causal: row i sees rows.n - q + 1 + i % q elements, the others become 0
+    int64_t q; // 0, or for causal softmax: row i sees rows.n - q + 1 + i % q elements, the others become 0
 };
 
 template <typename T, bool kAnyOutput, int kWidth>
@@ -32,14 +32,14 @@ __device__ __forceinline__ void put(const Job<T> &a, int64_t at, const float (&v
     }
 }
 
-// kAnyOutput: the output may have another dtype.
+// kAnyOutput: the output may have another dtype than T.
 template <typename T, bool kAnyOutput, typename Reducer>
 __global__ void __launch_bounds__(Reducer::kMaxThreads, 1) softmax_rows(const __grid_constant__ Job<T> a) {
     cuda::grid_dependency_sync();
     constexpr int kWidth = cuda::kWidth<T>;
     INFINI_SHARED(shared, float[Reducer::kShared]);
     const int64_t number = Reducer::number();
-    const bool mine = number < a.rows.starts.count; // surplus rows of the last block still meet the barriers
+    const bool mine = number < a.rows.starts.count; // threads without a row in the last block still reach the barriers
     int64_t at[2];
     a.rows.starts.locate(mine ? number : 0, at);
     const int64_t n = mine ? a.rows.n : 0, seen = a.q > 0 && mine ? n - a.q + 1 + number % a.q : n;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Reducer::kMaxThreads, 1) softmax_rows(const __
                 v[e] = (Reducer::kKeeps ? v[e] : e < count ? expf(v[e] - top) : 0) * scale;
             }
         }
-        // Masked elements stay 0 also in a row that becomes NaN.
+        // Masked elements stay 0 even in a row that becomes NaN.
         for (int e = 0; e < kWidth; ++e) {
             v[e] = e < count ? v[e] : 0;
         }
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(Reducer::kMaxThreads, 1) softmax_rows(const __
     }
 }
 
-// Along the last dimension of the views.
+// Computes softmax along the last dimension of the views.
 template <typename T, bool kAnyOutput>
 void launch(const ExecutionContext &context, const TensorView &x, const TensorView &y, bool log, int64_t q) {
     const TensorView *const views[] = {&x, &y};

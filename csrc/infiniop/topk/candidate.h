@@ -1,5 +1,5 @@
 // A candidate of topksoftmax and topkrouter: a value with its index, as one integer that sorts by value and, among
-// equal values, by descending index. A NaN is above all numbers, and -0 equals 0.
+// equal values, by descending index. NaN sorts above all numbers; -0 equals 0.
 #pragma once
 
 #include <cstring>
@@ -20,13 +20,13 @@ INFINI_ALWAYS_INLINE int64_t index_of(uint64_t candidate) {
     return ~static_cast<uint32_t>(candidate);
 }
 
-// The value, of zeros the positive one.
+// The value; -0 becomes 0.
 INFINI_ALWAYS_INLINE float value_of(uint64_t candidate) {
     const auto order = static_cast<uint32_t>(candidate >> 32);
     const uint32_t bits = order >> 31 ? order ^ 0x80000000u : ~order;
     float value;
     std::memcpy(&value, &bits, sizeof value);
-    return value; // a NaN
+    return value; // NaN
 }
 
 } // namespace infini::topk

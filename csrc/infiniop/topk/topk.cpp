@@ -18,7 +18,7 @@ void set_topk(Args &args, size_t topk) {
         output.dtype = dtype;
         output.ndim = 2;
         output.shape[0] = rows;
-        // More are refused by check.
+        // check() rejects a topk above width.
         output.shape[1] = output.strides[0] = topk < static_cast<size_t>(width) ? static_cast<int64_t>(topk) : width;
         output.strides[1] = 1;
     };

@@ -1,7 +1,8 @@
-// The CUDA kernels of topksoftmax and topkrouter: the row in registers, the largest chosen one after another: each
-// thread keeps its best candidate, a reduction over the row finds the best of all, and its owner searches for its next.
-// Limit: memory bandwidth, a row read once (512 bytes for 256 bf16), for small topk; else topk reductions, 20 to 40
-// instructions each in a warp, some hundred cycles in a block. Owners read a row too long for registers again.
+// The CUDA kernels of topksoftmax and topkrouter. The row is in registers, and the largest values are chosen one after
+// another: each thread keeps its best candidate, a reduction over the row finds the best of all, and its owner searches
+// for its next one. Limit: for small topk memory bandwidth, a row read once (512 bytes for 256 bf16); else topk
+// reductions, 20 to 40 instructions each in a warp, some hundred cycles in a block. A row too long for registers is
+// read again by the owner.
 // SASS: topk_softmax_rows: LDG.E.128
 // SASS: topk_router_rows: LDG.E.128
 #include "candidate.h"
@@ -20,11 +21,11 @@ template <typename T> struct Job {
     const T *x;
     float *values;
     int32_t *indices;
-    int64_t x_stride, values_stride, indices_stride; // from row to row
+    int64_t x_stride, values_stride, indices_stride; // row strides
     int64_t rows, n, k;
-    bool whole;        // vectors fit x
-    bool normalize;    // topksoftmax
-    const float *bias; // topkrouter
+    bool whole;        // vector accesses to x are possible
+    bool normalize;    // for topksoftmax
+    const float *bias; // for topkrouter
     int64_t bias_step;
     float scale;
 };
@@ -46,7 +47,7 @@ template <typename T> Job<T> job_of(const Args &args) {
             args.scale};
 }
 
-// All candidates are different and above 0.
+// All candidates are distinct and above 0.
 constexpr uint64_t kNone = 0;
 
 __device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) {
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(512, 1) topk_softmax_rows(const __grid_constan
     INFINI_SHARED(candidates, uint64_t[kWarp]);
     INFINI_SHARED(sums, float[kWarp]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-    const bool mine = row < a.rows; // surplus rows of the last block still meet the barriers
+    const bool mine = row < a.rows; // threads without a row in the last block still reach the barriers
     cuda::RowPart<T, kVectors> part(a.x + (mine ? row : 0) * a.x_stride, mine ? a.n : 0, a.whole);
     float *const values = a.values + row * a.values_stride;
     int32_t *const indices = a.indices + row * a.indices_stride;
@@ -68,7 +69,8 @@ __global__ void __launch_bounds__(512, 1) topk_softmax_rows(const __grid_constan
     const auto best_up_to = [&](uint64_t limit) {
         uint64_t best = kNone;
         part.visit([&](int64_t i, int count, float (&v)[kWidth]) {
-            int first = static_cast<int>(i); // kept, or all candidates would be made once and spilled
+            // Kept in a register: otherwise the compiler builds all candidates at once and spills them.
+            int first = static_cast<int>(i);
             cuda::keep_in_register(first);
             for (int e = 0; e < kWidth; ++e) {
                 const uint64_t next = candidate(v[e], first + e);
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(512, 1) topk_softmax_rows(const __grid_constan
         }
         float exponential = expf(x - top);
         total += a.normalize ? exponential : 0;
-        if (i > 0 && exponential > before) { // rounding has swapped the order of adjacent values
+        if (i > 0 && exponential > before) { // rounding has swapped adjacent values
             exponential = before;
         }
         before = exponential;
@@ -107,21 +109,21 @@ __global__ void __launch_bounds__(512, 1) topk_softmax_rows(const __grid_constan
             indices[i] = static_cast<int32_t>(index_of(chosen));
         }
     }
-    __syncthreads(); // the exponentials are there
+    __syncthreads(); // until the exponentials are written
     for (int64_t i = threadIdx.x; mine && i < a.k; i += blockDim.x) {
         values[i] /= total;
     }
 }
 
-// A warp has a row, and each lane 8 adjacent experts, so that 4 lanes have a group.
-constexpr int kRouterRows = 4; // a block
+// A warp handles a row; each lane has 8 adjacent experts, so that 4 lanes have a group.
+constexpr int kRouterRows = 4; // per block
 
 template <typename T>
 __global__ void __launch_bounds__(kRouterRows *kWarp) topk_router_rows(const __grid_constant__ Job<T> a) {
     cuda::grid_dependency_sync();
     constexpr int kEach = kExperts / kWarp, kLanes = kGroupSize / kEach;
     const int64_t row = static_cast<int64_t>(blockIdx.x) * kRouterRows + threadIdx.y;
-    if (row >= a.rows) { // the whole warp; there is no barrier of the block
+    if (row >= a.rows) { // ends the whole warp; the block has no barrier
         return;
     }
     const int lane = static_cast<int>(threadIdx.x);
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(kRouterRows *kWarp) topk_router_rows(const __g
             indices[i] = expert;
         }
     }
-    for (int64_t i = lane; i < a.k; i += kWarp) { // each lane reads what it has written
+    for (int64_t i = lane; i < a.k; i += kWarp) { // each lane reads what it has written itself
         values[i] = values[i] * a.scale / (total + 1e-9f);
     }
 }

@@ -1,5 +1,5 @@
-// The CPU kernels of topksoftmax and topkrouter: a row at a time. The largest are chosen with a heap of topk: one
-// comparison for most columns. Limit: arithmetic, an exponential and a comparison for each column.
+// The CPU kernels of topksoftmax and topkrouter: one row at a time. A heap of topk elements chooses the largest, with
+// one comparison for most columns. Limit: arithmetic, an exponential and a comparison per column.
 #include "candidate.h"
 #include "level_types.h"
 #include "parallel.h"
@@ -13,7 +13,7 @@ namespace {
 using topk::candidate;
 using topk::index_of;
 
-// Sifts heap[at] down in a min-heap of k.
+// Sifts heap[at] down in a min-heap of k elements.
 inline void sink(uint64_t *heap, int64_t k, int64_t at) {
     const uint64_t value = heap[at];
     for (int64_t child = 2 * at + 1; child < k; child = 2 * at + 1) {
@@ -39,7 +39,7 @@ inline void choose_largest(const float *values, int64_t n, int64_t k, uint64_t *
     }
     float bar = values[index_of(chosen[0])];
     for (int64_t i = k; i < n; ++i) {
-        if (!(values[i] <= bar)) { // also for NaN
+        if (!(values[i] <= bar)) { // true for NaN too
             const uint64_t next = candidate(values[i], i);
             if (next > chosen[0]) {
                 chosen[0] = next;
@@ -56,8 +56,7 @@ inline void choose_largest(const float *values, int64_t n, int64_t k, uint64_t *
     }
 }
 
-// Calls row(x, values, indices, scratch) for every row, with scratch for `floats` floats and as many candidates as
-// topk.
+// Calls row(x, values, indices, scratch) for every row, with scratch for `floats` floats and topk candidates.
 template <typename T, typename Row> void for_each_row(const topk::Args &a, int64_t floats, const Row &row) {
     const auto k = static_cast<int64_t>(a.topk);
     const int64_t rows = a.x.size(0), bytes = a.x.numel() * static_cast<int64_t>(sizeof(T));
@@ -81,7 +80,7 @@ template <typename T> void softmax_rows(const topk::Args &a) {
         for_each_vector(n, [&](int64_t i, auto lanes) { store_at(x, i, load_at(row, i, lanes), lanes); });
         float total =
             sum_of_exps(x, n, largest(x, n), [&](int64_t i, VecF e, auto lanes) { store_at(exps, i, e, lanes); });
-        // Chosen by x, because exponentials may be equal after rounding or underflow.
+        // Chooses by x, because exponentials may be equal after rounding or underflow.
         choose_largest(x, n, k, chosen);
         if (a.normalize) {
             total = 0;
@@ -92,7 +91,7 @@ template <typename T> void softmax_rows(const topk::Args &a) {
         for (int64_t i = 0; i < k; ++i) {
             indices[i] = static_cast<int32_t>(index_of(chosen[i]));
             values[i] = exps[indices[i]] / total;
-            if (i > 0 && values[i] > values[i - 1]) { // rounding has swapped the order of adjacent values
+            if (i > 0 && values[i] > values[i - 1]) { // rounding has swapped adjacent values
                 values[i] = values[i - 1];
             }
         }

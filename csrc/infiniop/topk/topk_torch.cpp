@@ -43,7 +43,7 @@ Outputs run_into(const ExecutionContext &context, const Checker &rule, Args args
 }
 
 Outputs run_new(const ExecutionContext &context, const Checker &rule, Args args, int64_t k) {
-    check(args, kNames); // x alone: the outputs' shapes follow from it
+    check(args, kNames); // checks x only, because the outputs' shapes follow from it
     set_topk(args, at_least_one(rule, k));
     return run_into(context, rule, args, k, empty_like(context, args.values), empty_like(context, args.indices));
 }
