@@ -24,11 +24,11 @@ std::tuple<Tensor, Tensor> all_reduce_add_rms_norm_out(const ExecutionContext &c
     args.rounding = static_cast<rms_norm::Rounding>(rounding);
     args.y = view(context, kRule, "out0", out0);
     args.h = view(context, kRule, "out1", out1);
-    rms_norm::check(kOp, args); // before the others wait for this rank
+    rms_norm::check(kOp, args); // checked before the other ranks wait for this one
     const std::shared_ptr<const Group> ranks = group_of(kRule, group);
     std::optional<Tensor> between;
     if (ranks->size > 1) {
-        // The sum is stored in h until it is added, unless the residual is there.
+        // The sum is stored in h until it is added, unless h holds the residual.
         const TensorView sum = overlap(args.h, args.residual)
                                    ? view(context, kRule, "x", between.emplace(empty_like(context, args.x)))
                                    : args.h;

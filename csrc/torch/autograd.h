@@ -1,6 +1,6 @@
 // AutogradChecked wraps every registered function, for ops without a derivative. A gradient is never lost silently:
-// backward through a result raises, writing forms and forward mode raise at the call. Writes bump the version counters,
-// and refuse inference tensors outside inference mode. Two loads a tensor where nothing requires a gradient.
+// backward through a result raises; writing forms and forward mode raise at the call. Writes bump version counters and
+// raise for inference tensors outside inference mode. Costs two loads per tensor if nothing requires a gradient.
 #pragma once
 
 #include <optional>
@@ -17,23 +17,24 @@ using torch::stable::Tensor;
 // The registered name of this thread's current or last op.
 inline thread_local const char *current_op = "";
 
-// "rms_norm" of "rms_norm.out" and "rms_norm_": the op's name in messages.
+// Returns "rms_norm" for "rms_norm.out" and "rms_norm_": the op's name in messages.
 std::string op_of(const char *registered);
 
-// The name under which a function is registered, "rms_norm.out"; set when it is.
+// The name that a function is registered as, "rms_norm.out"; set by the registration.
 template <auto function> inline const char *registered_name = nullptr;
 
 // Whether torch would record a gradient for this tensor: it requires one, and grad mode is on.
 bool is_followed(const Tensor &tensor);
-// Throws where the tensor has a tangent of forward-mode differentiation, which the kernel would drop.
+// Throws if the tensor has a forward-mode tangent, which the kernel would drop.
 void refuse_tangent(const char *op, int index, const Tensor &tensor);
 [[noreturn]] void refuse_gradient(const char *op, int index);
 // Counts a write, unless calls are being recorded. Throws for an inference tensor outside inference mode.
 void count_write(const Tensor &tensor);
-// y with a backward function to x that raises; y itself where its dtype has no gradients.
+// y with a backward function that raises if a gradient for x is asked for; y itself if its dtype has no gradients.
 Tensor without_backward(const char *op, const Tensor &y, const Tensor &x);
 
-// `run` for the op registered as `function`. An argument of type Tensor is written, a const Tensor & is read.
+// `run` for the op registered as `function`. Arguments of type Tensor are written, those of type const Tensor & are
+// read.
 template <auto function, auto run> struct AutogradChecked;
 
 template <auto function, typename Result, typename... Arguments, Result (*run)(Arguments...)>

@@ -1,13 +1,13 @@
 // The interface to autograd that the stable ABI lacks: whether a tensor requires a gradient, and counting a write. Both
-// call functions that libtorch exports, by weak symbols: a torch without them still loads the library, warns when a
-// gradient is requested (torch_infini/ops/_autograd.py), and counts no writes.
+// call functions that libtorch exports, by weak symbols. With a torch that lacks them the library still loads, warns
+// when a gradient is requested (torch_infini/ops/_autograd.py), and counts no writes.
 #include "autograd.h"
 
 #include "check.h"
 #include "program.h"
 
 // c10::TensorImpl::requires_grad() const, c10::TensorImpl::_fw_grad(uint64_t, const at::TensorBase &) const,
-// torch::autograd::impl::bump_version(const at::Tensor &): each takes addresses alone.
+// torch::autograd::impl::bump_version(const at::Tensor &): all arguments are addresses, except for the level.
 extern "C" __attribute__((weak)) bool _ZNK3c1010TensorImpl13requires_gradEv(const void *impl);
 extern "C" __attribute__((weak)) const void *const *
 _ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE(const void *impl, uint64_t level, const void *tensor);
@@ -22,7 +22,7 @@ bool sees_autograd() {
            _ZN5torch8autograd4impl12bump_versionERKN2at6TensorE != nullptr;
 }
 
-// A handle is the address of an at::Tensor, which holds nothing but the address of its TensorImpl.
+// A handle is the address of an at::Tensor, whose only member is the address of its TensorImpl.
 const void *impl_of(const Tensor &tensor) {
     return *reinterpret_cast<const void *const *>(tensor.get());
 }
@@ -44,7 +44,7 @@ void refuse_tangent(const char *op, int index, const Tensor &tensor) {
     if (_ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE == nullptr) {
         return;
     }
-    // torch has one level, 0. What comes back is an at::Tensor &; an undefined one is the empty TensorImpl.
+    // torch has a single level, 0. The function returns an at::Tensor &; if undefined, it is the empty TensorImpl.
     static const Tensor none;
     const void *const *tangent = _ZNK3c1010TensorImpl8_fw_gradEmRKN2at10TensorBaseE(impl_of(tensor), 0, tensor.get());
     if (*tangent != impl_of(none)) {

@@ -1,4 +1,4 @@
-// Shared by ops that communicate: the lookup of a group by its number, and a collective between its ranks.
+// Shared by ops that communicate: the lookup of a group by its number, and a collective of its ranks.
 // collectives_torch.cpp implements both, and the collective ops.
 #pragma once
 
@@ -9,17 +9,17 @@
 
 namespace infini::collectives {
 
-// One call; `count` as infiniccl.h has it.
+// One call; `count` as in infiniccl.h.
 struct Call {
     Collective kind;
     int64_t count;
     int32_t parameter;
 };
 
-// Throws where the number stands for no group.
+// Throws if the number names no group.
 std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number);
 
-// out = the collective of x; both checked, shapes too. On CUDA it is queued.
+// out = the collective of x. Both, with their shapes, must have been checked. On CUDA the call is queued.
 void run(const ExecutionContext &context, const Group &group, const Call &call, const TensorView &x,
          const TensorView &out);
 

@@ -1,6 +1,6 @@
-// torch.ops.infini.all_reduce and the other collectives: their rules, and the calls of libinfiniccl.
-// Declared in torch_infini/ops/collectives.py. A tensor that is not contiguous is copied, because libinfiniccl needs
-// contiguous elements.
+// torch.ops.infini.all_reduce and the other collectives: their rules, and the calls of libinfiniccl. Declared in
+// torch_infini/ops/collectives.py. Tensors that are not contiguous are copied, because libinfiniccl needs contiguous
+// elements.
 #include <optional>
 #include <utility>
 
@@ -21,14 +21,14 @@ bool is_contiguous(const TensorView &view) {
     return true;
 }
 
-// torch's stream on the GPU as one of infinirt's, for the length of one call; NULL on the CPU.
+// torch's stream on the GPU, registered with infinirt for the length of one call; NULL on the CPU.
 class Stream {
 public:
     explicit Stream(const ExecutionContext &context) {
         if (!context.is_cpu()) {
             check_status(infinirtGetDevice(&type_, &id_));
             check_status(infinirtSetDevice(context.device_type, context.device_id));
-            void *const legacy = reinterpret_cast<void *>(1); // cudaStreamLegacy: what torch's default stream is
+            void *const legacy = reinterpret_cast<void *>(1); // cudaStreamLegacy, torch's default stream
             check_status(infinirtStreamFromNative(&stream_, context.stream != nullptr ? context.stream : legacy));
         }
     }
@@ -96,10 +96,10 @@ std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number) {
 
 void run(const ExecutionContext &context, const Group &group, const Call &call, const TensorView &x,
          const TensorView &out) {
-    if (group.size == 1) { // every collective is a copy then
+    if (group.size == 1) { // every collective of one rank is a copy
         return copy(context, out, x);
     }
-    const Checker rule("collectives"); // tensors made here violate none
+    const Checker rule("collectives"); // for tensors made here, which violate no rule
     std::optional<Tensor> dense_x, dense_out;
     TensorView from = x, to = out;
     if (!is_contiguous(x)) {
@@ -139,7 +139,7 @@ void check_size(const Checker &rule, const Group &group, int64_t group_size) {
     }
 }
 
-// x's shape, its first dimension times factor.
+// The shape of x with the first dimension multiplied by `factor`.
 TensorView gathered(const Checker &rule, const TensorView &x, int64_t factor) {
     rule.rank("x", x, 1, kMaxDims);
     TensorView result = x;
@@ -147,7 +147,7 @@ TensorView gathered(const Checker &rule, const TensorView &x, int64_t factor) {
     return result;
 }
 
-// x's shape, its first dimension divided.
+// The shape of x with the first dimension divided by `divisor`.
 TensorView scattered(const Checker &rule, const TensorView &x, int64_t divisor) {
     rule.rank("x", x, 1, kMaxDims);
     if (x.shape[0] % divisor != 0) {
@@ -160,7 +160,7 @@ TensorView scattered(const Checker &rule, const TensorView &x, int64_t divisor) 
     return result;
 }
 
-// The view of `out`, which is to have the shape of `result`.
+// The view of `out`, which must have the shape of `result`.
 TensorView out_view(const ExecutionContext &context, const Checker &rule, const Tensor &out, const TensorView &result,
                     const TensorView &x) {
     const TensorView written = view(context, rule, "out", out);
@@ -172,7 +172,7 @@ TensorView out_view(const ExecutionContext &context, const Checker &rule, const 
 
 // ---- ops ----
 
-// The common part of an op's two forms once its arguments are checked: the result's shape and the call.
+// What both forms of an op share once its arguments are checked: the result's shape and the call.
 struct Plan {
     std::shared_ptr<const Group> group;
     TensorView x, result;
@@ -213,7 +213,7 @@ Plan plan_reduce_scatter(const ExecutionContext &context, const Tensor &x, int64
     return {ranks, from, result, {Collective::reduce_scatter, result.numel(), reduction(kReduceScatter, op, from)}};
 }
 
-// x and out may be the same elements where they have one shape.
+// x and out may alias if their shapes are equal.
 void run(const ExecutionContext &context, const Checker &rule, const Plan &plan, const TensorView &out) {
     if (plan.call.kind == Collective::all_reduce || plan.call.kind == Collective::broadcast) {
         rule.no_partial_overlap("out", out, "x", plan.x);

@@ -15,7 +15,7 @@ struct Table {
 };
 
 Table &table() {
-    static auto *const made = new Table; // never destroyed: threads may still be at work at exit
+    static auto *const made = new Table; // never destroyed: threads may still run at exit
     return *made;
 }
 

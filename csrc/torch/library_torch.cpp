@@ -1,4 +1,4 @@
-// ATen's products (oneDNN, MKL) for gemm/library.h, and the C functions by which torch_infini/tune.py sets the table.
+// ATen's products (oneDNN, MKL) for gemm/library.h, and the C functions that torch_infini/tune.py sets the table with.
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -13,7 +13,7 @@
 namespace infini {
 namespace {
 
-// A matrix, or a batch of `size` of them, of which there may be one for all.
+// A matrix, or a batch of `size` matrices; a batch of one is expanded.
 Tensor matrices_of(TensorView view, int64_t size) {
     if (view.ndim == 3 && size == 1) {
         std::copy(view.shape + 1, view.shape + 3, view.shape);
@@ -26,16 +26,16 @@ Tensor matrices_of(TensorView view, int64_t size) {
     return tensor_of(ExecutionContext{}, view);
 }
 
-// Calls an operator that writes its last argument.
+// Calls an operator whose last argument is written.
 template <typename... Arguments> void call(const char *name, const Arguments &...arguments) {
     std::array stack{torch::stable::detail::from(arguments)...};
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "out", stack.data(), TORCH_ABI_VERSION));
-    torch::stable::detail::to<Tensor>(stack[0]); // a reference to it, which is ours
+    torch::stable::detail::to<Tensor>(stack[0]); // takes over the reference to the result, which we own
 }
 
 void multiply(const gemm::Args &args, const TensorView &bias) {
     if (bias.dtype != INFINI_DTYPE_INVALID) {
-        TensorView weight = args.b; // transposed
+        TensorView weight = args.b; // transposed below
         std::swap(weight.shape[0], weight.shape[1]);
         std::swap(weight.strides[0], weight.strides[1]);
         return call("aten::linear", tensor_of(ExecutionContext{}, args.a), tensor_of(ExecutionContext{}, weight),
@@ -58,22 +58,22 @@ ExecutionContext cpu_context() {
 
 extern "C" {
 
-// From how many rows on a library computes linear's products (0), matmul's (1), batches (2), conv's (3, 4) of a dtype;
-// INT64_MAX: never. -1: an error; infiniGetLastErrorMessage() has its message.
+// The number of rows from which a library computes linear's products (0), matmul's (1), batches (2) or conv's (3, 4) of
+// a dtype; INT64_MAX: never. Returns -1 on error; infiniGetLastErrorMessage() has its message.
 INFINI_API int64_t infiniTorchLibraryFrom(int products, infiniDtype_t dtype) {
     int64_t from = -1;
     infini::guarded([&] { from = infini::gemm::library_from(static_cast<infini::gemm::Products>(products), dtype); });
     return from;
 }
 
-// Below how many.
+// The number of rows from which on it no longer does.
 INFINI_API int64_t infiniTorchLibraryBelow(int products, infiniDtype_t dtype) {
     int64_t below = -1;
     infini::guarded([&] { below = infini::gemm::library_below(static_cast<infini::gemm::Products>(products), dtype); });
     return below;
 }
 
-// Sets it; 0: the value of the built-in table.
+// Overrides the number of rows; 0 restores the value of the built-in table.
 INFINI_API infiniStatus_t infiniTorchSetLibraryFrom(int products, infiniDtype_t dtype, int64_t size) {
     return infini::guarded(
         [&] { infini::gemm::set_library_from(static_cast<infini::gemm::Products>(products), dtype, size); });

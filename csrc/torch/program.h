@@ -1,6 +1,6 @@
-// Program: calls of ops on the CPU, recorded instead of being run, and replayed by one C call.
-// Each call is a function of a *_torch.cpp file with copies of its arguments: numbers, and handles of the tensors.
-// torch_infini/runtime/_kernel_calls.py, the only user of the C functions, calls them through ctypes.
+// Program: calls of ops on the CPU, recorded instead of run, and replayed by one C call. A call is a function of a
+// *_torch.cpp file with copies of its arguments: numbers, and tensor handles. torch_infini/runtime/_kernel_calls.py,
+// the only user of the C functions, calls them through ctypes.
 #pragma once
 
 #include <cstddef>
@@ -17,27 +17,27 @@ namespace infini {
 
 using Program = std::vector<std::function<void()>>;
 
-// The program that records this thread's calls, or null.
+// The program that records this thread's calls, or nullptr.
 inline thread_local Program *recording = nullptr;
 
-// Whether this thread's calls, of forms that can be recorded, end after the op's rules: nothing is read or written.
+// Whether this thread's calls (of recordable forms) stop after the op's rules, without reading or writing tensors.
 inline thread_local bool checks_only = false;
 
-// Calls a function with a context of a device type that nothing is built for: it checks shapes, dtypes and strides, and
-// no values, for those may be on a device; then it finds no kernel, which is the end that is expected.
+// Calls `function` with a context whose device type has no kernels. It checks shapes, dtypes and strides, but no
+// values, since those may be on a device; then it finds no kernel, the expected end.
 void check_rules(const std::function<void(const ExecutionContext &)> &function);
 
-// Whose kernels compute this thread's calls with CPU tensors: the CPU's, or those of a vendor's device that shares its
-// memory with the host, where it has them.
+// Whose kernels compute this thread's calls with CPU tensors: the CPU's, or, if they exist, those of a vendor's device
+// that shares its memory with the host.
 struct HostDevice {
     infiniDevice_t type = INFINI_DEVICE_CPU;
-    bool is_strict = false; // what it has no kernel for is an error; otherwise the CPU's kernel computes it
-    void (*on_missing)(const char *op) = nullptr; // is told before that
+    bool is_strict = false; // raise if the vendor has no kernel; otherwise the CPU's kernel computes
+    void (*on_missing)(const char *op) = nullptr; // called before that
 };
 inline thread_local HostDevice host_device;
 
-// Whether a kernel says so that it is missing, or that it does not take such tensors. Where the op's own rules say it,
-// they say it on the CPU once more.
+// Whether a kernel reports that it is missing or does not support such tensors. If the op's own rules report it, they
+// do so again on the CPU.
 constexpr bool is_refusal(infiniStatus_t status) {
     return status == INFINI_STATUS_NOT_IMPLEMENTED || status == INFINI_STATUS_BAD_TENSOR_DTYPE ||
            status == INFINI_STATUS_BAD_TENSOR_SHAPE || status == INFINI_STATUS_BAD_TENSOR_STRIDES;
@@ -48,11 +48,11 @@ template <typename Result> constexpr size_t result_count = 1;
 template <> inline constexpr size_t result_count<void> = 0;
 template <typename... Results> constexpr size_t result_count<std::tuple<Results...>> = sizeof...(Results);
 
-// The context of a call with CPU tensors, which brings ATen's products; library_torch.cpp has both.
+// The context of a call with CPU tensors, with ATen's products. Defined in library_torch.cpp.
 ExecutionContext cpu_context();
 
-// The function registered for CPU tensors: calls the function with that context, or where calls are recorded, records
-// this one and returns its result. Only forms that return nothing, or their last argument, which they write, are
+// The function registered for CPU tensors. Calls `function` with that context; while calls are recorded, records the
+// call and returns its result. Only forms that return nothing, or their last argument, which they write, can be
 // recorded.
 template <auto function> struct OnCpu;
 
@@ -111,14 +111,15 @@ private:
 
 extern "C" {
 
-// A new program, which records this thread's calls, without running them, until End. NULL: this thread records already.
+// Starts a program that records this thread's calls, without running them, until End. NULL if this thread already
+// records.
 INFINI_API void *infiniTorchProgramBegin(void);
 // The number of recorded calls.
 INFINI_API size_t infiniTorchProgramEnd(void);
-// Runs the calls in order on this thread. The first failure ends it; infiniGetLastErrorMessage() has its message.
+// Runs the calls in order on this thread. Stops at the first failure; infiniGetLastErrorMessage() has its message.
 INFINI_API infiniStatus_t infiniTorchProgramReplay(const void *program);
 INFINI_API void infiniTorchProgramDestroy(void *program);
-// Whether calls of this thread check their arguments, without their values, and do nothing else.
+// Sets whether this thread's calls only check their arguments (but not tensors' values).
 INFINI_API void infiniTorchChecksOnly(bool checks_only);
 // Sets whose kernels compute this thread's calls with CPU tensors (HostDevice).
 INFINI_API void infiniTorchComputeOn(infiniDevice_t type, bool is_strict, void (*on_missing)(const char *op));

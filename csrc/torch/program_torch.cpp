@@ -1,5 +1,5 @@
-// The C functions of programs: record, replay, destroy; and the calls that check their arguments alone.
-// Independent of the ops: OnCpu, which wraps every function that INFINI_BOX registers, records the calls.
+// The C functions of programs (record, replay, destroy), and calls that only check their arguments. Independent of the
+// ops: OnCpu, which wraps every function that INFINI_BOX registers, records the calls.
 #include "program.h"
 
 #include <optional>
@@ -14,7 +14,7 @@ using infini::recording;
 namespace infini {
 namespace {
 
-// The last device type without a backend, and so without kernels; none where vendors have brought up all of them.
+// The last device type without a backend, and so without kernels. Empty if vendors have backends for all types.
 std::optional<infiniDevice_t> device_without_kernels() {
     for (int type = INFINI_DEVICE_TYPE_COUNT - 1; type > INFINI_DEVICE_NVIDIA; --type) {
         int count = 0;

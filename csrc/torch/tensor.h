@@ -1,5 +1,5 @@
-// Between torch and the kernels, on the LibTorch stable ABI: a TensorView of a torch tensor, and new output tensors.
-// Only *_torch.cpp files include it. INFINI_TORCH_LIBRARY(m) { m.impl("rms_norm", INFINI_BOX(rms_norm)); } registers
+// Connects torch and the kernels, on the LibTorch stable ABI: TensorViews of torch tensors, and new output tensors.
+// Included only by *_torch.cpp files. INFINI_TORCH_LIBRARY(m) { m.impl("rms_norm", INFINI_BOX(rms_norm)); } registers
 // implementations for CPU and CUDA tensors; schemas and fakes are declared in torch_infini/ops/<op>.py.
 #pragma once
 
@@ -18,35 +18,35 @@
 
 namespace infini {
 
-// The view of a tensor on the context's device. Throws where the device, the layout or the number of dimensions is not
+// The view of a tensor on the context's device. Throws if the device, the layout or the number of dimensions is not
 // supported.
 TensorView view(const ExecutionContext &context, const Checker &rule, const char *argument, const Tensor &tensor);
 
-// The same for ops without a list of dtypes of their own: of float64, float32, bfloat16, float16, bool or integers of 8
-// to 64 bits. Of the others, which view takes too, checks of ops name what they take.
+// The same for ops without a dtype list of their own. Accepts float64, float32, bfloat16, float16, bool and integers of
+// 8 to 64 bits. view() accepts other dtypes too, so that ops' checks can name the dtypes they support.
 TensorView view_of_numbers(const ExecutionContext &context, const Checker &rule, const char *argument,
                            const Tensor &tensor);
 
-// The same as view, or no view (dtype 0) of a tensor that is not given.
+// The same as view; an absent view (dtype 0) if no tensor is given.
 inline TensorView optional_view(const ExecutionContext &context, const Checker &rule, const char *argument,
                                 const std::optional<Tensor> &tensor) {
     return tensor ? view(context, rule, argument, *tensor) : TensorView{};
 }
 
-// A new contiguous tensor on the context's device, uninitialised: of a given shape, or of the shape and dtype of
+// A new contiguous, uninitialized tensor on the context's device, of a given shape, or of the shape and dtype of
 // `like`.
 Tensor empty(const ExecutionContext &context, std::initializer_list<int64_t> shape, infiniDtype_t dtype);
 Tensor empty_like(const ExecutionContext &context, const TensorView &like);
 Tensor empty_like(const ExecutionContext &context, const TensorView &like, infiniDtype_t dtype);
 
-// A tensor on a view's memory, of float32, bfloat16 or float16; autograd does not track it.
+// A tensor over a view's memory, of float32, bfloat16 or float16; autograd does not track it.
 Tensor tensor_of(const ExecutionContext &context, const TensorView &view);
 
-// Whether the CUDA kernels are registered: this build has them, and the torch that is loaded has CUDA.
+// Whether the CUDA kernels are registered: this build has them, and the loaded torch has CUDA.
 bool has_cuda();
 
-// The context of a call with CUDA tensors: the device of the first one, current for the scope, and torch's stream
-// there.
+// The context of a call with CUDA tensors: makes the first tensor's device current for the scope, and holds torch's
+// stream there.
 class CudaCall {
 public:
     template <typename... Arguments> explicit CudaCall(const Arguments &...arguments) : CudaCall(first(arguments...)) {}
@@ -87,7 +87,7 @@ struct OnCuda<function> {
     }
 };
 
-// Registers one library of functions for one dispatch key.
+// Registers functions of one library for one dispatch key.
 class Registrar {
 public:
     using Boxed = void (*)(StableIValue *, uint64_t, uint64_t);
@@ -104,15 +104,15 @@ private:
 
 } // namespace infini
 
-// The arguments of Registrar::impl after the name: where to store it, the function for CPU tensors, and that for CUDA.
-// The function's first parameter is the context; the others are the schema's. Both are wrapped in AutogradChecked; a
-// program replays the function without it.
+// The arguments of Registrar::impl after the name: where to store the name, the function for CPU tensors, and the
+// function for CUDA tensors. The function's first parameter is the context; the others are the schema's. Both are
+// wrapped in AutogradChecked; a program replays the function without it.
 #define INFINI_BOX(function)                                                                                           \
     &::infini::registered_name<&function>,                                                                             \
         TORCH_BOX((&::infini::AutogradChecked<&function, &::infini::OnCpu<&function>::call>::call)),                   \
         TORCH_BOX((&::infini::AutogradChecked<&function, &::infini::OnCuda<&function>::call>::call))
 
-// Emulated CUDA computes on the host's memory, so there the CPU's tensors go to the CUDA kernels.
+// Emulated CUDA computes in host memory, so there CPU tensors go to the CUDA kernels.
 #define INFINI_TORCH_LIBRARY(m)                                                                                        \
     static void register_functions(::infini::Registrar m);                                                             \
     STABLE_TORCH_LIBRARY_IMPL(infini, CPU, library) {                                                                  \
@@ -125,7 +125,7 @@ private:
     }                                                                                                                  \
     static void register_functions(::infini::Registrar m)
 
-// Of ops that only the CPU has; where CUDA is emulated they compute as they always do.
+// For ops that only the CPU has; with emulated CUDA the CPU computes them as always.
 #define INFINI_TORCH_LIBRARY_CPU(m)                                                                                    \
     static void register_cpu_functions(::infini::Registrar m);                                                         \
     STABLE_TORCH_LIBRARY_IMPL(infini, CPU, library) {                                                                  \

@@ -11,7 +11,7 @@
 
 #include "rms_norm/rms_norm.h"
 
-// In the emulated libinfinirt.
+// Defined in the emulated libinfinirt.
 extern "C" __attribute__((weak)) void *infinirtEmulatedTorchStream();
 
 namespace infini {
@@ -20,13 +20,13 @@ namespace {
 
 using CurrentStream = AOTITorchError (*)(int32_t device_index, void **stream);
 
-// torch's function for its current stream; null where this process's torch has no CUDA. Looked up instead of linked, so
+// torch's function for its current stream; nullptr if this process's torch has no CUDA. Looked up instead of linked, so
 // that one build works with both.
 CurrentStream torch_current_stream() {
     static const auto function = [] {
         constexpr const char *name = "aoti_torch_get_current_cuda_stream";
         void *found = dlsym(RTLD_DEFAULT, name);
-        if (found == nullptr) { // Python loads extension modules, and so torch, outside the global scope
+        if (found == nullptr) { // Python loads extension modules, and so torch, with local symbols
             void *library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
             found = library == nullptr ? nullptr : dlsym(library, name);
         }
@@ -38,7 +38,7 @@ CurrentStream torch_current_stream() {
 } // namespace
 
 bool has_cuda() {
-    // A build without CUDA has registered none. Emulated ones compute on the host's memory, not on a GPU's.
+    // A build without CUDA has registered no kernels. Emulated kernels compute in host memory, not on a GPU.
     return rms_norm::kernels.has(INFINI_DEVICE_NVIDIA) && !cuda_is_emulated() && torch_current_stream() != nullptr;
 }
 
@@ -47,7 +47,7 @@ CudaCall::CudaCall(const Tensor *first) {
     if (cuda_is_emulated()) {
         context_.stream = infinirtEmulatedTorchStream();
     } else {
-        if (first == nullptr) { // an op without tensor arguments, or with lists of them
+        if (first == nullptr) { // the op has no tensor arguments, or lists of tensors
             throw Error(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
                         "infini: one argument of a call on CUDA must be a CUDA tensor, got none");
         }
@@ -69,7 +69,7 @@ CudaCall::~CudaCall() {
 
 namespace {
 
-// INFINI_DTYPE_INVALID: a quantized type or one of less than a byte.
+// Returns INFINI_DTYPE_INVALID for quantized types and types smaller than a byte.
 infiniDtype_t dtype_of(torch::headeronly::ScalarType type) {
     using torch::headeronly::ScalarType;
     switch (type) {
@@ -188,7 +188,7 @@ TensorView view(const ExecutionContext &context, const Checker &rule, const char
         view.shape[i] = sizes[i];
         view.strides[i] = strides[i];
     }
-    // Storage that was freed under its tensor, as sharded training does.
+    // The tensor's storage has been freed, as sharded training does.
     if (view.data == nullptr && view.numel() > 0) {
         rule.fail(INFINI_STATUS_NULL_POINTER, argument, "have its memory allocated",
                   message("shape ", shape_of(view), " without any"));
@@ -240,7 +240,7 @@ int32_t torch_number_of(infiniDtype_t dtype) {
         return aoti_torch_dtype_uint8();
     case INFINI_DTYPE_BOOL:
         return aoti_torch_dtype_bool();
-    // Of ops that check their arguments once there is an output.
+    // Ops that check their arguments after creating an output get here.
     case INFINI_DTYPE_U16:
         return aoti_torch_dtype_uint16();
     case INFINI_DTYPE_U32:
@@ -284,7 +284,7 @@ Tensor contiguous(const ExecutionContext &context, const int64_t *shape, int ndi
         wanted.ndim = ndim;
         wanted.dtype = dtype;
         std::copy_n(shape, ndim, wanted.shape);
-        double bytes = static_cast<double>(size_of(dtype)); // more than 2^63 may be asked for
+        double bytes = static_cast<double>(size_of(dtype)); // a double, because more than 2^63 bytes may be asked for
         for (int i = 0; i < ndim; ++i) {
             bytes *= static_cast<double>(shape[i]);
         }
@@ -295,7 +295,7 @@ Tensor contiguous(const ExecutionContext &context, const int64_t *shape, int ndi
     const Tensor made(handle);
     cpu::note_new_output(made.data_ptr());
     if (cuda_is_emulated() && infinirtEmulatedTorchStream() != nullptr) {
-        // What is captured keeps its memory for the replays, as in torch's own graphs.
+        // Tensors made during a capture are kept for the replays, as in torch's own graphs.
         static auto *const kept = new std::vector<Tensor>;
         kept->push_back(made);
     }
