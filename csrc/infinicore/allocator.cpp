@@ -1,4 +1,4 @@
-// The caches: which free block an allocation gets, and what has to be waited for before it is used.
+// The caching allocators: which free block an allocation gets, and what it waits for before the block is used.
 #include "allocator.h"
 
 #include <algorithm>
@@ -13,8 +13,8 @@ namespace {
 constexpr size_t kSmallest = 512;
 constexpr size_t kPage = size_t{2} << 20;
 
-// Up to 2 MiB a block is at most an eighth larger than asked for, so that sizes near one another share blocks; beyond,
-// whole pages of 2 MiB.
+// Up to 2 MiB a block is at most an eighth larger than requested, so that similar sizes share blocks; beyond, sizes are
+// rounded to pages of 2 MiB.
 size_t rounded_size(size_t size) {
     if (size <= kSmallest) {
         return kSmallest;
@@ -47,7 +47,7 @@ void forget(Block &block) {
 } // namespace
 
 CachingAllocator &CachingAllocator::of(Device device, Kind kind) {
-    // Without a lock once it is made: two pointers for each device.
+    // Read without a lock once created: two pointers per device.
     constexpr size_t kMaxIndex = 64;
     static std::atomic<CachingAllocator *> made[static_cast<size_t>(Device::Type::COUNT)][kMaxIndex][2];
     const auto type = static_cast<size_t>(device.getType());
@@ -78,7 +78,7 @@ Block *CachingAllocator::take_cached(size_t rounded, const StreamId &stream) {
     if (entry == free_.end() || entry->first - rounded > rounded / 8) {
         return nullptr;
     }
-    // What another stream had queued is not waited for: it may wait for this one, as a rank of an all-reduce does.
+    // Never waits for what another stream had queued: it may wait for this one, as a rank of an all-reduce does.
     std::vector<Block *> &blocks = entry->second;
     const auto usable = [&](const Block *block) {
         if (block->home.id != stream.id && alive_.count(block->home.id) != 0) {
@@ -89,7 +89,7 @@ Block *CachingAllocator::take_cached(size_t rounded, const StreamId &stream) {
             return infinirtEventQuery(event, &status) == INFINI_STATUS_SUCCESS && status == INFINIRT_EVENT_COMPLETE;
         });
     };
-    // The last one is most likely in a cache; else that which waits longest.
+    // The latest block is most likely in a cache. Otherwise take the one that has waited longest.
     const auto found =
         usable(blocks.back()) ? std::prev(blocks.end()) : std::find_if(blocks.begin(), blocks.end(), usable);
     if (found == blocks.end()) {
@@ -119,7 +119,7 @@ Block *CachingAllocator::allocate(size_t size, const StreamId &stream) {
         if (data == nullptr) {
             try {
                 trim_locked();
-            } catch (const std::exception &error) { // as while a stream of the device is captured
+            } catch (const std::exception &error) { // for example while a stream of the device is captured
                 trimmed = message(", which could not be trimmed: ", error.what());
             }
             data = malloc_or_null(rounded);
@@ -145,7 +145,7 @@ void CachingAllocator::free(Block *block, const StreamId &stream) {
     if (stream.id != 0 && stream.id != block->home.id) {
         mark(*block, stream);
     }
-    // The host, which writes its memory at once, does not queue up behind the home stream.
+    // The host writes its memory at once, so it cannot queue behind the home stream.
     const bool is_host =
         kind_ == Kind::Pinned || (device_.getType() == Device::Type::CPU && ThreadState::cpu_streams_queue());
     const auto home = is_host ? alive_.find(block->home.id) : alive_.end();
@@ -158,7 +158,7 @@ void CachingAllocator::free(Block *block, const StreamId &stream) {
 }
 
 void CachingAllocator::mark(Block &block, const StreamId &stream) {
-    // An event is of the device that is current, which need not be this one where something is freed.
+    // An event belongs to the current device, which need not be this allocator's when a block is freed.
     infiniDevice_t type = INFINI_DEVICE_CPU;
     int index = 0;
     infinirtGetDevice(&type, &index);
@@ -193,7 +193,7 @@ void CachingAllocator::trim_locked() {
     for (auto &entry : free_) {
         for (std::vector<Block *> &blocks = entry.second; !blocks.empty(); blocks.pop_back()) {
             Block *const block = blocks.back();
-            // Both wait for what the device has queued. A block that the system refuses to take stays.
+            // Both calls wait for the device's queued work. A block that cannot be freed stays in the cache.
             check(kind_ == Kind::Device ? infinirtFree(block->data) : infinirtFreeHost(block->data));
             forget(*block);
             stats_.cached -= block->size;

@@ -1,6 +1,6 @@
-// The caches that memory comes from: one for each device and kind of memory. A freed block belongs to the stream that it
-// was allocated for, whose later work uses it again without waiting; another stream gets it when that stream is gone.
-// Method: stream-ordered reuse as in cudaMallocAsync and PyTorch's caching allocator; blocks are not split.
+// The caching allocators, one per device and kind of memory. A freed block belongs to the stream that it was allocated
+// for: that stream's later work reuses it without waiting; other streams get it only after that stream is gone. Method:
+// stream-ordered reuse as in cudaMallocAsync and PyTorch's caching allocator; blocks are not split.
 #pragma once
 
 #include <atomic>
@@ -16,18 +16,18 @@
 
 namespace infinicore {
 
-// A stream of this library: an id that is never used again, since a driver may give a new stream an old one's address.
+// A stream of this library. Its id is never reused, because a driver may give a new stream an old one's address.
 struct StreamId {
-    uint64_t id = 0; // 0: none
+    uint64_t id = 0; // 0: no stream
     infinirtStream_t stream = nullptr;
 };
 
 struct Block {
     std::byte *data = nullptr;
-    size_t size = 0; // bytes; what Memory gets may be less
-    StreamId home;   // free for what this stream does later
-    // Once these events are complete: where other streams, of what the host writes also the home stream, were when it was
-    // freed.
+    size_t size = 0; // bytes; at least the size requested
+    StreamId home;   // the block is free for this stream's later work
+    // The next user waits for these events. They mark where other streams were when the block was freed; for memory
+    // that the host writes, also where the home stream was.
     std::vector<infinirtEvent_t> freed{};
 };
 
@@ -35,25 +35,25 @@ class CachingAllocator {
 public:
     enum class Kind { Device, Pinned };
 
-    // The cache of a device; pageable host memory is that of the CPU. Made at first use, never destroyed: threads may still
-    // free at exit.
+    // The allocator of a device; pageable host memory has the CPU's. Created at first use, never destroyed: threads may
+    // still free at exit.
     static CachingAllocator &of(Device device, Kind kind = Kind::Device);
 
-    // A block of at least `size` bytes, at least 1, for work of `stream`, whose device is current.
+    // Returns a block of at least `size` bytes (and at least 1) for work of `stream`, whose device must be current.
     Block *allocate(size_t size, const StreamId &stream);
-    // `stream`: the freeing thread's own of this device; it may be none.
+    // `stream`: the freeing thread's stream of this device, or none.
     void free(Block *block, const StreamId &stream);
 
-    void retire(const StreamId &stream); // it is done with all its work and about to be destroyed
+    void retire(const StreamId &stream); // the stream's work is done, and it is about to be destroyed
     MemoryStats stats();
-    void trim(); // gives free blocks back to the system; waits for the device
+    void trim(); // returns free blocks to the system; waits for the device
 
     Device device() const { return device_; }
 
 private:
     CachingAllocator(Device device, Kind kind) : device_(device), kind_(kind) {}
     Block *take_cached(size_t rounded, const StreamId &stream);
-    // What the block's next user waits for.
+    // Records the events that the block's next user waits for.
     void mark(Block &block, const StreamId &stream);
     void trim_locked();
     void *malloc_or_null(size_t size);
@@ -66,8 +66,8 @@ private:
     MemoryStats stats_;
 };
 
-// Memory of a graph: blocks that are freed while it is recorded, or captured, go to what is recorded later; all of them go
-// back to the cache at its end, with the last Memory that shares it.
+// A graph's memory. Blocks freed while the graph is recorded or captured are reused by what is recorded later. All
+// blocks return to the cache with the graph's end and the last Memory that shares the pool.
 class GraphPool : public std::enable_shared_from_this<GraphPool> {
 public:
     GraphPool() : ran(std::make_shared<std::atomic<bool>>(false)) {}

@@ -1,4 +1,4 @@
-// The functions of infinicore::context but for recording: each is a call of a C library, or of the caches.
+// The functions of infinicore::context except recording: each calls a C library, or an allocator.
 #include "infinicore/context/context.hpp"
 
 #include <atomic>
@@ -95,7 +95,7 @@ infiniopHandle_t getInfiniopHandle(Device device) {
         }
         return found;
     }
-    setDevice(device); // says what is wrong with it
+    setDevice(device); // throws with the reason
     fail("infinicore::context::getInfiniopHandle: device must have an index below ", kMaxIndex, ", got ",
          device.toString());
 }

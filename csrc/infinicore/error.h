@@ -1,5 +1,5 @@
-// How this library reports what went wrong: one sentence in a std::runtime_error, made of parts or taken from a C library.
-// warn() is for what is no error and must not pass unseen.
+// How this library reports errors: one sentence in a std::runtime_error, concatenated from parts or taken from a C
+// library. warn() is for what is no error but must be visible.
 #pragma once
 
 #include <cstdio>
@@ -17,14 +17,14 @@ template <typename... Parts> [[noreturn]] void fail(const Parts &...parts) {
     throw infini::Error(INFINI_STATUS_BAD_PARAM, message(parts...));
 }
 
-// The status of a call of a C library, whose sentence is the last error's.
+// Throws the last error's message unless the status of a C library's call is success.
 inline void check(infiniStatus_t status) {
     if (status != INFINI_STATUS_SUCCESS) {
         throw infini::Error(status, infiniGetLastErrorMessage());
     }
 }
 
-// A shape or strides: "[2, 3]".
+// Formats a shape or strides: "[2, 3]".
 template <typename Number> std::string text(const std::vector<Number> &values) {
     std::string out = "[";
     for (size_t i = 0; i < values.size(); ++i) {

@@ -1,5 +1,5 @@
-// Fusion of what was recorded: two calls, one behind the other, become one that computes the same bits in one pass.
-// A rule is a function of two calls; it gives the fused call, or nothing.
+// Fusion of recorded calls: two adjacent calls become one that computes the same bits in one pass. A rule is a function
+// of two calls that returns the fused call, or nullptr.
 #include <algorithm>
 #include <cstdint>
 
@@ -18,7 +18,7 @@ using op::RecordedCall;
 using Tensors = RecordedCall::Tensors;
 using Operators = std::vector<std::shared_ptr<GraphOperator>>;
 
-// The bytes between which a tensor's elements lie.
+// The byte range that a tensor's elements span.
 struct Range {
     explicit Range(const Tensor &tensor) : begin(reinterpret_cast<uintptr_t>(tensor->data())), end(begin) {
         if (tensor->numel() > 0) {
@@ -40,13 +40,13 @@ bool is_same(const Tensor &a, const Tensor &b) {
            a->strides() == b->strides();
 }
 
-// What an op that computes in one pass allows an output to be to an input: the same elements, or apart.
+// Whether the output is where an op that computes in one pass allows it: at the input's elements, or apart from them.
 bool is_in_place_or_apart(const Tensor &out, const Tensor &in) {
     return is_same(out, in) || !Range(out).overlaps(Range(in));
 }
 
-// Whether nobody reads what `written` holds after the call at `index`: it is the graph's own, no handle of it is left, and
-// what comes later writes it before it reads it.
+// Whether no later call reads what the call at `index` has written to `written`: the tensor is the graph's own, no
+// handle to it is left, and later calls write it before they read it.
 bool is_dead(const Tensors &written, const Operators &ops, size_t index) {
     if (!written.is_of_pool || !written.memory.expired()) {
         return false;
@@ -55,7 +55,7 @@ bool is_dead(const Tensors &written, const Operators &ops, size_t index) {
     for (size_t i = index + 1; i < ops.size(); ++i) {
         const auto *const call = dynamic_cast<const RecordedCall *>(ops[i].get());
         if (call == nullptr) {
-            return false; // what it reads is not known
+            return false; // its reads are not known
         }
         bool is_covered = false;
         for (const Tensors &tensor : call->tensors) {
@@ -69,7 +69,7 @@ bool is_dead(const Tensors &written, const Operators &ops, size_t index) {
             return true;
         }
     }
-    return true; // also at the next run, which writes it first, as this one did
+    return true; // nor does the next run, which writes it first, as this one did
 }
 
 // add(c, a, b), rms_norm(y, c, weight, epsilon) -> add_rms_norm(y, c, a, b, weight, epsilon).
@@ -85,7 +85,7 @@ std::shared_ptr<GraphOperator> add_rms_norm(const Recording &recording, const Re
                                 [&] { op::add_rms_norm_(y, c, a, b, weight, static_cast<float>(norm.numbers[0])); });
 }
 
-// silu(s, gate), mul(c, s, up) -> swiglu(c, up, gate), where s is not needed any more. Half types round s: they stay.
+// silu(s, gate), mul(c, s, up) -> swiglu(c, up, gate), if s is not read later. Not for half types, which round s.
 std::shared_ptr<GraphOperator> swiglu(const Recording &recording, const RecordedCall &silu, const RecordedCall &mul) {
     const Tensor &s = silu.tensors[0].blob, &gate = silu.tensors[1].blob;
     const Tensor &c = mul.tensors[0].blob;
@@ -100,8 +100,8 @@ std::shared_ptr<GraphOperator> swiglu(const Recording &recording, const Recorded
     return Recorder::note_apart(recording, [&] { op::swiglu_(c, up, gate); });
 }
 
-// linear(s, input, weight, bias), add(c, s, residual) -> linear_add(c, input, weight, bias, residual), where s is not
-// needed any more. The product is rounded to s's dtype in both.
+// linear(s, input, weight, bias), add(c, s, residual) -> linear_add(c, input, weight, bias, residual), if s is not read
+// later. Both round the product to s's dtype.
 std::shared_ptr<GraphOperator> linear_add(const Recording &recording, const RecordedCall &linear,
                                           const RecordedCall &add) {
     const Tensor &s = linear.tensors[0].blob, &c = add.tensors[0].blob;
@@ -113,7 +113,7 @@ std::shared_ptr<GraphOperator> linear_add(const Recording &recording, const Reco
     if (Range(residual).overlaps(Range(s)) || !is_in_place_or_apart(c, residual)) {
         return nullptr;
     }
-    for (size_t i = 1; i < linear.tensors.size(); ++i) { // input, weight, and bias if there is one
+    for (size_t i = 1; i < linear.tensors.size(); ++i) { // input, weight, and the optional bias
         if (Range(c).overlaps(Range(linear.tensors[i].blob))) {
             return nullptr;
         }
@@ -123,14 +123,14 @@ std::shared_ptr<GraphOperator> linear_add(const Recording &recording, const Reco
         recording, [&] { op::linear_add_(c, linear.tensors[1].blob, linear.tensors[2].blob, bias, residual); });
 }
 
-// Two calls that are neighbours, and the function that makes one of them.
+// A rule for two adjacent calls, by their names.
 struct Rule {
     const char *first, *second, *fused;
-    bool keeps_first; // the fused op writes what the first one wrote
+    bool keeps_first; // the fused op also writes the first call's output
     std::shared_ptr<GraphOperator> (*fuse)(const Recording &, const RecordedCall &first, const RecordedCall &second);
 };
 
-// In this order over the whole graph: of linear + add + rms_norm the last two become one.
+// Applied in this order, each over the whole graph: of linear + add + rms_norm, the last two are fused.
 constexpr Rule kRules[] = {
     {"add", "rms_norm", "add_rms_norm", true, add_rms_norm},
     {"silu", "mul", "swiglu", false, swiglu},
@@ -153,7 +153,7 @@ std::vector<std::string> fuse(Operators &ops, const Recording &recording) {
             if (first == nullptr || second == nullptr) {
                 continue;
             }
-            const bool is_gone = is_same(second->tensors[0].blob, first->tensors[0].blob) || // written over
+            const bool is_gone = is_same(second->tensors[0].blob, first->tensors[0].blob) || // overwritten
                                  is_dead(first->tensors[0], ops, i + 1);
             if (!rule.keeps_first && !is_gone) {
                 continue;

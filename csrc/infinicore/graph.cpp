@@ -1,5 +1,5 @@
-// Recording: what a thread notes between start and stop, and how it runs again.
-// On the CPU the planned ops run one after another; on other devices they are captured once, and replayed as one graph.
+// Recording: notes a thread's ops between start and stop, and runs them again. On the CPU the planned ops run one after
+// another; on other devices they are captured once and replayed as one graph.
 #include "infinicore/graph/graph.hpp"
 
 #include <cxxabi.h>
@@ -18,20 +18,21 @@ namespace graph {
 struct Resources {
     Device device;
     std::shared_ptr<GraphPool> pool;
-    std::vector<std::shared_ptr<GraphPool>> pools; // of fused ops, and of what a capture allocated
-    std::vector<std::shared_ptr<Memory>> memory;   // what recorded ops name, beside the pool's
+    std::vector<std::shared_ptr<GraphPool>> pools; // of fused ops, and of allocations during a capture
+    std::vector<std::shared_ptr<Memory>> memory;   // the memory that recorded ops use, besides the pool's
     std::vector<std::string> fused;
     infinirtGraphExec_t exec = nullptr;
-    std::string not_captured;      // why not
-    infinirtEvent_t ran = nullptr; // behind the last run, and with it behind all runs
+    std::string not_captured;      // the reason
+    infinirtEvent_t ran = nullptr; // marks the end of the latest run, and so of all runs
     uint64_t ran_on = 0;           // the id of that run's stream
 
-    // Lets the stream wait for the run before, which another thread may have queued: runs share their memory.
+    // Makes the stream wait for the previous run, which another thread may have queued, because runs share their
+    // memory.
     void begin_run(const StreamId &stream) {
         if (ran == nullptr) {
             check(infinirtEventCreateWithFlags(&ran, INFINIRT_EVENT_DISABLE_TIMING));
         } else if (ran_on != stream.id && infinirtStreamWaitEvent(stream.stream, ran) != INFINI_STATUS_SUCCESS) {
-            check(infinirtDeviceSynchronize()); // the run before was captured by the caller: its order is not known
+            check(infinirtDeviceSynchronize()); // the caller captured the previous run, so its order is not known
         }
     }
     void end_run(const StreamId &stream) {
@@ -81,7 +82,7 @@ Graph::Graph() : resources_(std::make_unique<Resources>()) {}
 
 Graph::~Graph() {
     if (resources_->ran != nullptr) {
-        // Runs that other threads queued may still be under way, on memory that goes back to the cache now.
+        // Runs queued by other threads may still use memory that returns to the cache now.
         infinirtEventSynchronize(resources_->ran);
         infinirtEventDestroy(resources_->ran);
     }
@@ -108,7 +109,7 @@ void Graph::run() const {
         resources_->begin_run(stream);
         try {
             resources_->exec != nullptr ? check(infinirtGraphLuanch(resources_->exec, stream.stream)) : run_ops();
-        } catch (...) { // the ops before it are queued
+        } catch (...) { // the preceding ops are queued
             resources_->end_run(stream);
             throw;
         }
@@ -125,7 +126,7 @@ void Graph::run_ops() const {
     }
 }
 
-// Ends the recording: from now on the graph can run.
+// Ends the recording and makes the graph ready to run.
 void Graph::instantiate() {
     if (resources_->device.getType() == Device::Type::CPU || op_list_.empty()) {
         return;
@@ -133,7 +134,7 @@ void Graph::instantiate() {
     const infinirtStream_t stream = own_stream();
     check(infinirtStreamBeginCapture(stream, INFINIRT_STREAM_CAPTURE_MODE_RELAXED));
     const auto pool = std::make_shared<GraphPool>();
-    pool->ran->store(true); // what functions of the host make while they are captured is used by their ops at once
+    pool->ran->store(true); // memory that host functions allocate during the capture is used by their ops at once
     ThreadState::current()->capture_pool = pool;
     const GraphOperator *captured_op = nullptr;
     try {
@@ -142,7 +143,7 @@ void Graph::instantiate() {
             op->run();
         }
     } catch (const std::exception &error) {
-        const std::string said = error.what(); // Python's has lines with a traceback
+        const std::string said = error.what(); // a message from Python has lines with a traceback
         resources_->not_captured = captured_op->name() + ": " + said.substr(0, said.find('\n'));
     }
     ThreadState::current()->capture_pool = nullptr;
@@ -190,7 +191,7 @@ std::string Graph::report() const {
 void Recorder::keep(Recording &recording, const Tensor &tensor) {
     const std::shared_ptr<Memory> &memory = tensor->memory();
     graph::Resources &resources = *recording.graph->resources_;
-    // The pool's blocks live as long as the graph anyway, and are used again while it is recorded.
+    // The pool's blocks live as long as the graph anyway, and are reused while it is recorded.
     const bool of_pool = memory->is_pooled_by(recording.pool->ran);
     if (!of_pool && (resources.memory.empty() || resources.memory.back() != memory)) {
         resources.memory.push_back(memory);
@@ -253,7 +254,7 @@ std::shared_ptr<graph::GraphOperator> Recorder::note_apart(const Recording &ende
     try {
         function();
     } catch (const std::exception &) {
-        state->recording.reset(); // the two ops stay as they are
+        state->recording.reset(); // leave the two ops as they are
         return nullptr;
     }
     apart = std::move(state->recording);

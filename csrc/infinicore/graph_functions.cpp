@@ -1,7 +1,8 @@
-// C functions by which torch_infini/runtime records into a graph of this library: begin, note, end, bind, run, destroy;
-// and, for graphs that Python's infinicore recorded by them, the graph itself.
-// What torch calls has its memory planned when the recording is complete, so that an op is noted without a function, in
-// its place among InfiniCore's ops, and bound to one at the end. torch_infini/runtime/_graph.py is the only user.
+// C functions that torch_infini/runtime records into a graph of this library with: begin, note, end, bind, run,
+// destroy; and access to the graph itself, for graphs that Python's infinicore recorded through them.
+// The memory of torch's ops is planned when the recording is complete. So an op is first noted without a function, in
+// its place among InfiniCore's ops, and bound to a function at the end. torch_infini/runtime/_graph.py is the only
+// user.
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,9 +17,9 @@
 namespace infinicore {
 namespace {
 
-using Function = infiniStatus_t (*)(const void *data); // a failure leaves its message with infinirt
+using Function = infiniStatus_t (*)(const void *data); // on failure it has set infinirt's message
 
-// An op that calls a C function, or nothing: the function of the op before it has done its work too.
+// An op that calls a C function, or does nothing, because a preceding op's function has done its work too.
 class BoundOperator : public graph::GraphOperator {
 public:
     explicit BoundOperator(std::string name) : name_(std::move(name)) {}
@@ -39,7 +40,7 @@ private:
     const void *data_ = nullptr;
 };
 
-// A recording that torch began, and its graph when it has ended.
+// A recording that torch began, and, once it has ended, its graph.
 struct Recorded {
     std::unique_ptr<DeviceScope> scope = std::make_unique<DeviceScope>(Device::cpu());
     std::unique_ptr<context::GraphRecording> recording = std::make_unique<context::GraphRecording>();
@@ -66,14 +67,14 @@ INFINI_API bool infinicoreGraphIsRecording(void) {
     return infinicore::context::isGraphRecording();
 }
 
-// Begins a recording of this thread, on the CPU. NULL: an error, of a thread that records already.
+// Begins a recording of this thread, on the CPU. NULL on error, for example if the thread already records.
 INFINI_API void *infinicoreGraphBegin(void) {
     void *made = nullptr;
     infini::guarded([&] { made = new Recorded; });
     return made;
 }
 
-// Whether the recording is this thread's still; lets errors of calls end it; says that a call has failed.
+// Whether the recording is still this thread's. Also lets errors of calls end it, and reports that a call has failed.
 INFINI_API bool infinicoreGraphIsActive(void *handle) {
     const auto &recording = recorded(handle).recording;
     return recording != nullptr && recording->is_active();
@@ -85,7 +86,7 @@ INFINI_API void infinicoreGraphOpFailed(void) {
     infinicore::context::GraphRecording::op_failed();
 }
 
-// Notes an op that is bound later; `name` is for the report. Returns its place among all ops of the graph, -1: an error.
+// Notes an op that is bound later; `name` is for the report. Returns its index among all ops of the graph, -1 on error.
 INFINI_API int64_t infinicoreGraphNote(void *handle, const char *name) {
     int64_t place = -1;
     infini::guarded([&] {
@@ -97,7 +98,7 @@ INFINI_API int64_t infinicoreGraphNote(void *handle, const char *name) {
     return place;
 }
 
-// Ends the recording. Fails where another start or stop of this thread has ended it before.
+// Ends the recording. Fails if another start or stop of this thread has ended it before.
 INFINI_API infiniStatus_t infinicoreGraphEnd(void *handle) {
     return infini::guarded([&] {
         Recorded &self = recorded(handle);
@@ -106,7 +107,7 @@ INFINI_API infiniStatus_t infinicoreGraphEnd(void *handle) {
         self.scope.reset();
         bool whole = self.graph != nullptr;
         for (const auto &op : self.ops) {
-            whole = whole && op.use_count() > 1; // the graph's
+            whole = whole && op.use_count() > 1; // the graph holds the other reference
         }
         if (!whole) {
             self.graph.reset();
@@ -115,7 +116,7 @@ INFINI_API infiniStatus_t infinicoreGraphEnd(void *handle) {
     });
 }
 
-// Lets the op noted as number `index` call a function; those that stay unbound do nothing.
+// Binds the op noted as number `index` to a function; unbound ops do nothing.
 INFINI_API infiniStatus_t infinicoreGraphBind(void *handle, size_t index, infinicore::Function function,
                                               const void *data) {
     return infini::guarded([&] { recorded(handle).ops.at(index)->bind(function, data); });
@@ -125,18 +126,18 @@ INFINI_API infiniStatus_t infinicoreGraphRun(void *handle) {
     return infini::guarded([&] { recorded(handle).graph->run(); });
 }
 
-// The graph, a std::shared_ptr<graph::Graph>: valid until infinicoreGraphDestroy.
+// Returns the graph, a std::shared_ptr<graph::Graph>, valid until infinicoreGraphDestroy.
 INFINI_API const void *infinicoreGraphShared(void *handle) {
     return &recorded(handle).graph;
 }
 
-// The text of Graph::report(); valid until the next call.
+// Returns the text of Graph::report(), valid until the next call.
 INFINI_API const char *infinicoreGraphReport(void *handle) {
     infini::guarded([&] { recorded(handle).report = recorded(handle).graph->report(); });
     return recorded(handle).report.c_str();
 }
 
-// Frees the graph; drops a recording that has not ended.
+// Frees the graph; discards a recording that has not ended.
 INFINI_API void infinicoreGraphDestroy(void *handle) {
     delete static_cast<Recorded *>(handle);
 }

@@ -1,4 +1,4 @@
-// Memory calls its deleter once, at its end.
+// Memory: calls its deleter once, when it is destroyed.
 #include "infinicore/memory.hpp"
 
 #include "thread_state.h"

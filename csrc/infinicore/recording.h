@@ -1,4 +1,4 @@
-// Recorder: the graph that the calling thread records: its beginning, its ops, its end; and fusion of what was recorded.
+// Recorder: begins, extends and ends the graph that the calling thread records; and fusion of recorded ops.
 #pragma once
 
 #include <functional>
@@ -16,17 +16,18 @@ public:
     static void start();
     static void add(std::shared_ptr<graph::GraphOperator> op);
     static std::shared_ptr<graph::Graph> stop();
-    // Memory that a recorded op names lives as long as the graph.
+    // Memory used by a recorded op lives as long as the graph.
     static void keep(Recording &recording, const Tensor &tensor);
-    // The one op that `function` notes on the device of a recording that has ended; nullptr where it refuses, or notes
-    // more. Its workspace is memory of its own: blocks of the graph that are free at its end may be in use before.
+    // Returns the one op that `function` notes on the device of a recording that has ended; nullptr if it throws or
+    // notes several. Its workspace is separate memory, because a graph's free blocks at its end may be in use earlier
+    // in it.
     static std::shared_ptr<graph::GraphOperator> note_apart(const Recording &ended,
                                                             const std::function<void()> &function);
 };
 
 namespace graph {
 
-// Replaces neighbouring ops by one that gives the same bits; returns a line for each.
+// Replaces adjacent ops by one that gives the same bits; returns a line for the report per replacement.
 std::vector<std::string> fuse(std::vector<std::shared_ptr<GraphOperator>> &ops, const Recording &recording);
 
 } // namespace graph

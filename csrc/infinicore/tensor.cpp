@@ -1,4 +1,4 @@
-// Tensors: making them, and the views that share their memory.
+// Tensors: their creation, and views that share their memory.
 #include "infinicore/tensor.hpp"
 
 #include "error.h"
@@ -20,8 +20,8 @@ Strides contiguous_strides(const Shape &shape) {
     return strides;
 }
 
-// Elements from the first to the last, as strides of at least 0 place them; 0 where there are none. `what` names the
-// function for a sentence.
+// The number of elements between the first and the last, inclusive, for non-negative strides; 0 for an empty shape.
+// `what` names the function in messages.
 size_t extent(const char *what, const Shape &shape, const Strides &strides, DataType dtype) {
     if (strides.size() != shape.size()) {
         fail("infinicore::", what, ": strides must have one number for each of the ", shape.size(), " dimensions, got ",
@@ -47,7 +47,7 @@ size_t extent(const char *what, const Shape &shape, const Strides &strides, Data
     return elements;
 }
 
-// Contiguous strides, after a look at whether they can be counted at all.
+// Contiguous strides; throws if the element count overflows.
 Strides checked_strides(const char *what, const Shape &shape, DataType dtype) {
     size_t count = dsize(dtype);
     for (const Size size : shape) {
@@ -124,10 +124,10 @@ TensorImpl::TensorImpl(const Shape &shape, const Strides &strides, const DataTyp
 
 std::shared_ptr<TensorImpl> TensorImpl::strided_empty(const Shape &shape, const Strides &strides, const DataType &dtype,
                                                       const Device &device, bool pin_memory) {
-    auto impl = std::make_shared<TensorImpl>(shape, strides, dtype); // refuses a dtype that is none
+    auto impl = std::make_shared<TensorImpl>(shape, strides, dtype); // throws for an invalid dtype
     const size_t bytes = extent("Tensor::strided_empty", shape, strides, dtype) * dsize(dtype);
     const bool pinned = pin_memory && device.getType() == Device::Type::CPU;
-    if (pinned) { // of the device that is current: the one that will copy from it
+    if (pinned) { // pinned by the current device, which will copy from it
         impl->data_.memory = context::allocatePinnedHostMemory(bytes);
     } else {
         context::setDevice(device);
@@ -314,12 +314,12 @@ Tensor TensorImpl::view(const Shape &new_shape) const {
     if (count == 0) {
         return view_of(new_shape, contiguous_strides(new_shape), 0);
     }
-    // From the last dimension on: runs of old dimensions that lie one behind another are cut into the new ones.
+    // From the last dimension on: runs of contiguous old dimensions are split into the new ones.
     Strides strides(new_shape.size(), 1);
     size_t dim = new_shape.size();
     Stride step = 1;
     for (size_t old = ndim(); old > 0;) {
-        Size run = 1; // elements of a run of old dimensions, each of which continues the one behind it
+        Size run = 1; // elements of a run of contiguous old dimensions
         step = 1;
         bool begun = false;
         while (old > 0 &&

@@ -1,5 +1,5 @@
-// Copies of tensors: between layouts on one device by the op rearrange, between devices through contiguous memory.
-// Also what reads a tensor on the host, to print it.
+// Copies of tensors: on one device between layouts by the op rearrange, between devices through contiguous memory. Also
+// reads a tensor on the host, to print it.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -20,14 +20,14 @@ bool is_host(const Device &device) {
     return device.getType() == Device::Type::CPU;
 }
 
-// Refuses to read what is not computed yet.
+// Throws if the tensor has not been computed yet.
 void readable(const char *what, const TensorImpl &tensor) {
     if (tensor.memory()->is_recorded_only()) {
         fail("infinicore::Tensor::", what, ": a tensor that is only recorded has no values before Graph::run()");
     }
 }
 
-// Lets what this thread queues on one device from now on wait for what it has queued on another.
+// Makes this thread's later work on one device wait for what it has queued on another.
 void wait_for(const Device &device, const Device &waits) {
     ThreadState *const state = ThreadState::current();
     DeviceEvent event(device, INFINIRT_EVENT_DISABLE_TIMING);
@@ -35,7 +35,7 @@ void wait_for(const Device &device, const Device &waits) {
     event.wait(state->stream(waits).stream);
 }
 
-// Bytes between two devices, of contiguous tensors, queued on the stream of the one that is not the host.
+// Copies the bytes of contiguous tensors between two devices, on the stream of the device that is not the host.
 void copy_bytes(Tensor dst, Tensor src) {
     const Device to = dst->device(), from = src->device();
     const infinirtMemcpyKind_t kind = is_host(from) ? INFINIRT_MEMCPY_H2D
@@ -49,11 +49,11 @@ void copy_bytes(Tensor dst, Tensor src) {
         if (is_host(to)) {
             fail("infinicore::Tensor::copy_from: a copy to the host cannot be recorded: copy after Graph::run()");
         }
-        if (!is_host(from)) { // a graph waits for nothing of another device
+        if (!is_host(from)) { // a graph cannot wait for another device's work
             fail("infinicore::Tensor::copy_from: a copy from another device, ", from.toString(),
                  ", cannot be recorded: copy before startGraphRecording()");
         }
-        // The graph keeps the memory of both.
+        // The graph keeps both tensors' memory.
         auto copy = [bytes, kind, dst, src]() mutable {
             check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, own_stream()));
         };
@@ -66,11 +66,11 @@ void copy_bytes(Tensor dst, Tensor src) {
     } else {
         wait_for(from, to);
         check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, own_stream()));
-        wait_for(to, from); // which may write or reuse the source's memory next
+        wait_for(to, from); // `from` may write or reuse the source's memory next
     }
 }
 
-// One value of a tensor's bytes, as a number to print.
+// One element, as a number to print.
 double number(const std::byte *data, DataType dtype) {
     const auto as = [data](auto value) {
         std::memcpy(&value, data, sizeof value);

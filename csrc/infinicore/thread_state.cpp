@@ -1,4 +1,4 @@
-// Streams of a thread, and their end.
+// A thread's streams, and their destruction.
 #include "thread_state.h"
 
 #include <cstdlib>
@@ -13,7 +13,7 @@ namespace {
 thread_local ThreadState *state = nullptr;
 thread_local bool ended = false;
 
-// Its destructor runs when the thread ends; what is freed after that finds no ThreadState.
+// Its destructor runs when the thread ends; memory freed after that finds no ThreadState.
 struct Owner {
     ~Owner() {
         ThreadState *const last = state;
@@ -45,7 +45,7 @@ StreamId ThreadState::stream(const Device &device, bool make) {
     if (!make) {
         return {};
     }
-    const DeviceScope scope(device); // refuses a device that is not there
+    const DeviceScope scope(device); // throws if the device does not exist
     infinirtStream_t stream = nullptr;
     check(infinirtStreamCreate(&stream));
     if (index >= streams.size()) {
@@ -74,7 +74,7 @@ ThreadState::~ThreadState() {
             const StreamId &stream = streams_[type][index];
             if (stream.id != 0) {
                 const Device device(static_cast<Device::Type>(type), index);
-                infinirtStreamSynchronize(stream.stream); // a failure of its work has nobody to hear of it
+                infinirtStreamSynchronize(stream.stream); // a failure of its work cannot be reported to anyone
                 CachingAllocator::of(device, CachingAllocator::Kind::Device).retire(stream);
                 CachingAllocator::of(device, CachingAllocator::Kind::Pinned).retire(stream);
                 infinirtStreamDestroy(stream.stream);

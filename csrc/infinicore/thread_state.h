@@ -1,5 +1,5 @@
-// What a thread has of its own: a stream for each device that it used, and the graph that it records.
-// Streams are made at first use and destroyed with the thread.
+// The state of a thread: a stream for each device that it has used, and the graph that it records. Streams are created
+// at first use and destroyed with the thread.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace infinicore {
 
-// A graph while it is recorded.
+// A graph that is being recorded.
 struct Recording {
     Device device;
     std::shared_ptr<graph::Graph> graph;
@@ -24,21 +24,21 @@ class ThreadState {
 public:
     ~ThreadState();
 
-    // This thread's; nullptr where the thread is ending and has none any more.
+    // This thread's state; nullptr if the thread is ending and has none any more.
     static ThreadState *current();
 
-    // The thread's stream of the device; made there if `make`, else none where it has none.
+    // The thread's stream of the device. If there is none, creates it if `make`, else returns no stream.
     StreamId stream(const Device &device, bool make = true);
-    // What an operator on the device is given: that stream; on the CPU none, which saves the way through a queue, while the
+    // The stream to pass to an operator on the device. On the CPU nullptr, which bypasses the queue, as long as the
     // stream is immediate and the caller has not seen it, so that it cannot be captured.
     infinirtStream_t launch_stream(const Device &device);
-    // Whether streams of the CPU run their work later, as a device's do.
+    // Whether CPU streams queue their work, as a device's do.
     static bool cpu_streams_queue();
-    // The caller has asked for the thread's streams.
+    // Call when the caller has asked for the thread's streams.
     void expose() { is_exposed_ = true; }
 
     std::unique_ptr<Recording> recording;
-    // While a graph is captured: where what its ops allocate comes from, since every replay writes there again.
+    // While a graph is captured, its ops allocate from here, because every replay writes there again.
     std::shared_ptr<GraphPool> capture_pool;
 
 private:
@@ -51,7 +51,7 @@ inline Recording *current_recording() {
     return state == nullptr ? nullptr : state->recording.get();
 }
 
-// This thread's stream of its current device, for this library's own use: context::getStream() shows it to the caller.
+// This thread's stream of its current device, for internal use; context::getStream() exposes it to the caller.
 inline infinirtStream_t own_stream() {
     return ThreadState::current()->stream(context::getDevice()).stream;
 }

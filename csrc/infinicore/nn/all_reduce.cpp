@@ -1,4 +1,4 @@
-// The all-reduce of the tensor-parallel modules, on the stream of the thread that runs it.
+// The all-reduce of the tensor-parallel modules, on the calling thread's stream.
 #include "all_reduce.h"
 
 #include "../error.h"

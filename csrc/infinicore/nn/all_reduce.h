@@ -1,4 +1,4 @@
-// AllReduce: the sum over a communicator's ranks, in place, as an op that graphs record.
+// AllReduce: the in-place sum over a communicator's ranks, as an op that graphs can record.
 #pragma once
 
 #include <infiniccl.h>
@@ -9,7 +9,7 @@ namespace infinicore::nn {
 
 INFINICORE_GRAPH_OP_CLASS(AllReduce, Tensor, infinicclComm_t);
 
-// x, contiguous, becomes the sum of all ranks' x; every rank has to call it.
+// Replaces x, which must be contiguous, by the sum of all ranks' x. Every rank must call it.
 void all_reduce_(Tensor x, infinicclComm_t communicator);
 
 } // namespace infinicore::nn

@@ -9,7 +9,7 @@ namespace infinicore::nn {
 
 namespace {
 
-// Whether both have the same names for the same tensors.
+// Whether both map the same names to the same tensors.
 bool same(const std::unordered_map<std::string, Parameter> &a, const std::unordered_map<std::string, Parameter> &b) {
     if (a.size() != b.size()) {
         return false;
@@ -29,7 +29,7 @@ bool same(const std::unordered_map<std::string, Parameter> &a, const std::unorde
 const std::unordered_map<std::string, Parameter> &Module::state_dict() const {
     std::unordered_map<std::string, Parameter> now;
     collect("", now);
-    // Threads may ask at once for what does not change. One lock serves all modules: this is not called often.
+    // Threads may ask for unchanging state at once. One lock serves all modules, since calls are rare.
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
     if (!same(now, state_dict_)) {
@@ -94,7 +94,7 @@ Parameter *Module::find(const std::string &name) {
             return &found->second;
         }
     }
-    // Names of modules may have dots too ("layers.0"), so where one ends is not known before.
+    // Module names may contain dots ("layers.0"), so the end of a name is not known in advance.
     for (const auto &[prefix, submodule] : submodules_) {
         if (name.size() > prefix.size() && name[prefix.size()] == '.' && name.compare(0, prefix.size(), prefix) == 0) {
             if (Parameter *const parameter = submodule->find(name.substr(prefix.size() + 1))) {

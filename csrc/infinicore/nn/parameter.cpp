@@ -1,4 +1,4 @@
-// nn::Parameter: which part of a checkpoint's tensor is this rank's, and whether it fits.
+// nn::Parameter: selects this rank's part of a checkpoint's tensor, and checks that it fits.
 #include "infinicore/nn/parameter.hpp"
 
 #include "../error.h"
@@ -76,7 +76,7 @@ void Parameter::load(const std::string &who, const Tensor &tensor, bool accepts_
     if (!tensor) {
         fail(who, " must be loaded from a tensor, got an empty one");
     }
-    if (context::isGraphRecording()) { // the copy would be noted, and made by the graph's runs
+    if (context::isGraphRecording()) { // the copy would be recorded, and done only when the graph runs
         fail(who, " must not be loaded while a graph is recorded");
     }
     if (tensor->dtype() != impl_->dtype()) {
@@ -94,7 +94,7 @@ void Parameter::load(const std::string &who, const Tensor &tensor, bool accepts_
         fail(who, " must be loaded from shape ", text(whole_shape()), shards, ", got ", text(tensor->shape()));
     }
     impl_->copy_from(part);
-    // The caller may free or change its memory now. Copies from the host to other devices are done by then.
+    // The caller may free or change its memory now. Copies from the host to other devices are already done.
     if (tensor->device() == impl_->device() && tensor->device().getType() == Device::Type::CPU) {
         context::syncStream();
     }

@@ -1,4 +1,4 @@
-// nn::RoPE: its tables, and what LongRoPE makes of them.
+// nn::RoPE: its tables, and how LongRoPE scales them.
 #include "infinicore/nn/rope.hpp"
 
 #include <algorithm>
@@ -13,11 +13,11 @@ namespace infinicore::nn {
 
 namespace {
 
-// x to the nearest number of a format of 16 bits, ties to even. Rounding to float first could round twice.
+// Rounds x to a 16-bit floating-point format, ties to even. Rounding to float first could round twice.
 uint16_t to_half(double x, int fraction_bits, int bias) {
-    const int exponent = std::max(x == 0 ? 1 - bias : std::ilogb(x), 1 - bias); // that of a denormal is the least
+    const int exponent = std::max(x == 0 ? 1 - bias : std::ilogb(x), 1 - bias); // denormals have the least exponent
     const auto fraction = static_cast<uint32_t>(std::nearbyint(std::ldexp(std::fabs(x), fraction_bits - exponent)));
-    // A fraction of 2^fraction_bits or more counts one exponent up by itself.
+    // A fraction of 2^fraction_bits or more carries into the exponent.
     const uint32_t bits = fraction + (static_cast<uint32_t>(exponent + bias - 1) << fraction_bits);
     const uint32_t infinity = static_cast<uint32_t>(2 * bias + 1) << fraction_bits;
     return static_cast<uint16_t>((std::signbit(x) ? 0x8000u : 0u) | std::min(bits, infinity));
@@ -42,7 +42,7 @@ RoPE::LongRopeConfig::LongRopeConfig(std::vector<float> short_factor, std::vecto
     : ScalingConfig(ScalingType::LONGROPE), short_factor_(std::move(short_factor)),
       long_factor_(std::move(long_factor)), original_max_position_embeddings_(original_max_position_embeddings),
       factor_(factor) {
-    if (original_max_position_embeddings < 2) { // the logarithm of 1 would divide by zero
+    if (original_max_position_embeddings < 2) { // log(1) would be a zero divisor
         fail("infinicore::nn::RoPE::LongRopeConfig: original_max_position_embeddings must be at least 2, got ",
              original_max_position_embeddings);
     }

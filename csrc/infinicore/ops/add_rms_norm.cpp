@@ -1,4 +1,4 @@
-// add_rms_norm, by libinfiniop's AddRMSNorm, whose tensors come in another order.
+// add_rms_norm, by libinfiniop's AddRMSNorm, which takes the tensors in another order.
 #include "infinicore/ops/add_rms_norm.hpp"
 
 #include "call.h"

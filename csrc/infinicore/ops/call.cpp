@@ -1,4 +1,4 @@
-// What every op checks before it computes, and how a call becomes part of a recording.
+// The checks of every op before it computes, and how a call is added to a recording.
 #include "call.h"
 
 namespace infinicore::op {
@@ -41,7 +41,7 @@ Device enter(const char *op, const Argument *arguments, size_t count) {
     const Device device = (*first)->device();
     context::setDevice(device);
     if (recording != nullptr && recording->device != device) {
-        // torch_infini.runtime.record holds a graph of the CPU open while torch captures on CUDA.
+        // torch_infini.runtime.record keeps a CPU graph open while torch captures on CUDA.
         const char *const why = recording->device == Device::cpu() && device.getType() == Device::Type::NVIDIA
                                     ? " (torch_infini.runtime.record on CUDA records torch's ops alone)"
                                     : "";

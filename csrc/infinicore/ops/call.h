@@ -1,5 +1,6 @@
-// How ops call operators of libinfiniop: COperator names an operator's four C functions, and call() runs it on tensors,
-// or notes it while a graph is recorded. Prepared operators are kept, by device, dtypes, shapes, strides and parameters.
+// How ops call operators of libinfiniop. COperator holds an operator's four C functions; call() runs it on tensors, or
+// notes the call while a graph is recorded. Prepared operators are cached by device, dtypes, shapes, strides and
+// parameters.
 #pragma once
 
 #include <array>
@@ -19,7 +20,7 @@
 
 namespace infinicore::op {
 
-// One tensor of a call. A null tensor stands for an optional one that is not there.
+// One tensor of a call; nullptr for an optional tensor that is absent.
 struct Argument {
     const char *name;
     const Tensor &tensor;
@@ -27,7 +28,7 @@ struct Argument {
     bool is_optional = false;
 };
 
-// All that decides which prepared operator serves a call, as words.
+// Everything that selects a prepared operator, as words.
 class Key {
 public:
     void add(uint64_t word) {
@@ -63,12 +64,12 @@ public:
     }
 
 private:
-    // Nine tensors of four dimensions each, or five of eight; what is larger is not kept.
+    // enough for nine tensors of four dimensions, or five of eight; calls with larger keys are not cached
     std::array<uint64_t, 88> words_;
     size_t size_ = 0;
 };
 
-// A prepared operator; its destructor destroys the descriptor.
+// A prepared operator; the destructor destroys its descriptor.
 struct Prepared {
     InfiniopDescriptor *desc = nullptr;
     size_t workspace_size = 0;
@@ -83,10 +84,10 @@ struct Prepared {
     }
 };
 
-// The operators that a thread has prepared for one op, the last used first.
+// A thread's prepared operators of one op, the last used first.
 class OperatorCache {
 public:
-    static constexpr size_t kMost = 128; // shapes, of one op on one thread
+    static constexpr size_t kMost = 128; // entries per op and thread
 
     std::shared_ptr<Prepared> &find_or_make(const Key &key) {
         if (!entries_.empty() && entries_.front().first == key) {
@@ -122,41 +123,41 @@ private:
     std::unordered_multimap<size_t, std::list<Entry>::iterator> index_;
 };
 
-// A call as a graph keeps it; fuse() looks at these.
+// A call as a graph stores it; fuse() reads these.
 class RecordedCall : public graph::GraphOperator {
 public:
     struct Tensors {
         const char *name;
-        Tensor blob; // the address, without a share of the memory
+        Tensor blob; // its address, without a reference to its memory
         Argument::Access access;
-        bool is_of_pool;              // memory of the graph's own
-        std::weak_ptr<Memory> memory; // expired: nothing but ops of the graph can read it
+        bool is_of_pool;              // whether it lies in the graph's own memory
+        std::weak_ptr<Memory> memory; // expired: only ops of the graph can read it
     };
     std::string name() const override { return op; }
     void set_address(size_t index, void *address) { data_.at(index) = address; }
 
     const char *op = "";
     std::vector<Tensors> tensors;
-    std::vector<double> numbers; // parameters, as the op takes them
+    std::vector<double> numbers; // the op's parameters, in its order
 
 protected:
     std::shared_ptr<Prepared> prepared_;
     std::array<void *, 12> data_{};
 };
 
-// The tensor, for what a function asks of it before enter() checks all; throws, naming the argument, for an empty one.
+// Returns the tensor for use before enter() has checked all arguments; throws, naming the argument, if it is empty.
 const Tensor &present(const char *op, const char *name, const Tensor &tensor);
-// A tensor for a result of the shape, the dtype and on the device of an argument.
+// Allocates a result with the shape, dtype and device of an argument.
 Tensor result_like(const char *op, const char *name, const Tensor &argument);
-// Checks that all tensors are there and on one device, which becomes current, and that what is read has values.
+// Checks that all tensors exist, are on one device, and have values if they are read; makes that device current.
 Device enter(const char *op, const Argument *arguments, size_t count);
-// Makes a call part of the recording.
+// Adds a call to the recording.
 void note(Recording &recording, std::shared_ptr<RecordedCall> call, const Argument *arguments, size_t count);
 
-// `create`, `workspace_size` (nullptr: the operator has none), `run` and `destroy`: C functions of one operator, or functions
-// of the same form: create(handle, &desc, tensor descriptors..., parameters of creation...), run(desc, workspace, size,
-// addresses..., parameters of a run..., stream), with the tensors in the same order. A key must tell apart all that create
-// takes.
+// `create`, `workspace_size` (nullptr: the operator has none), `run` and `destroy` are C functions of one operator, or
+// functions of the same form: create(handle, &desc, tensor descriptors..., parameters of creation...), run(desc,
+// workspace, size, addresses..., parameters of a run..., stream), with the tensors in the same order. The key must
+// distinguish everything that create takes.
 template <auto create, auto workspace_size, auto run, auto destroy> class COperator {
 public:
     template <size_t count, typename... Created, typename... Ran>
@@ -242,7 +243,7 @@ private:
         Noted(const char *name, std::shared_ptr<Prepared> prepared, const std::tuple<Ran...> &ran) : ran_(ran) {
             op = name;
             prepared_ = std::move(prepared);
-            if (prepared_->workspace_size > 0) { // goes back to the recording's pool at once, for the next op's
+            if (prepared_->workspace_size > 0) { // returns to the recording's pool at once, for the next op's workspace
                 address_ = context::allocateMemory(prepared_->workspace_size)->data();
             }
         }
@@ -256,15 +257,15 @@ private:
     };
 };
 
-// Calls what is registered for the device of `first`: ours, which notes itself while a graph is recorded, or another's, which
-// is noted as a host function.
-template <typename Type> struct As { // keeps an argument from deciding what Arguments are
+// Calls the function registered for the device of `first`. Our function notes itself while a graph is recorded; another
+// function is noted as a host function.
+template <typename Type> struct As { // keeps an argument from deducing Arguments
     using type = Type;
 };
 template <typename... Arguments>
 void dispatch(const common::OpDispatcher<void (*)(Arguments...)> &dispatcher, void (*ours)(Arguments...),
               const char *name, const Tensor &first, typename As<Arguments>::type &&...arguments) {
-    // Without a first argument there is no device: ours names it.
+    // Without a first argument there is no device; our function then throws and names the argument.
     void (*const function)(Arguments...) = first ? dispatcher.lookup(first->device().getType()) : ours;
     if (function == ours || current_recording() == nullptr) {
         function(std::forward<Arguments>(arguments)...);

@@ -1,4 +1,4 @@
-// gemm and matmul, by libinfiniop's Gemm: an op of the graph kind, planned once and run many times.
+// gemm and matmul, by libinfiniop's Gemm. Registered as graph ops: planned once, run many times.
 #include "infinicore/ops/gemm.hpp"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ bool is_one(const Shape &shape) {
     return std::all_of(shape.begin(), shape.end(), [](Size size) { return size == 1; });
 }
 
-// [..., m, n] as [batch, m, n], over the same memory.
+// Views [..., m, n] as [batch, m, n], over the same memory.
 Tensor as_batch(const char *name, const Tensor &tensor, const Tensor &c) {
     const size_t dims = tensor->ndim() - std::min<size_t>(tensor->ndim(), 2);
     if (tensor->ndim() != c->ndim() || (leading(tensor) != leading(c) && !is_one(leading(tensor)))) {
@@ -73,7 +73,7 @@ void cleanup(void **planned_meta) {
     *planned_meta = nullptr;
 }
 
-// [..., m, k] and [..., k, n] to [..., m, n].
+// Allocates the result [..., m, n] of [..., m, k] and [..., k, n].
 Tensor product(const char *op, const Tensor &a, const Tensor &b) {
     if (present(op, "a", a)->ndim() < 2 || present(op, "b", b)->ndim() < 2) {
         fail("infinicore::", op, ": a and b must have at least 2 dimensions, got ", a->info(), " and ", b->info());
@@ -94,7 +94,7 @@ Gemm::Gemm(Tensor c, Tensor a, Tensor b, float alpha, float beta) {
 }
 
 void Gemm::execute(Tensor c, Tensor a, Tensor b, float alpha, float beta) {
-    // Ours needs no plan of this kind: its operators are prepared once for each shape anyway.
+    // Our function needs no such plan: its operators are prepared once per shape anyway.
     if (!c || run_dispatcher().lookup(c->device().getType()) == &run_plan) {
         compute(c, a, b, alpha, beta);
     } else {

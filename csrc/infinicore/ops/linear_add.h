@@ -1,5 +1,5 @@
-// linear_add_: out = linear(input, weight, bias) + residual, with the bits of linear_ and add_; out may be the residual.
-// bias may be empty: none. InfiniCore has no op of that name; graphs use it for the two.
+// linear_add_: out = linear(input, weight, bias) + residual, with the bits of linear_ and add_; out may alias residual.
+// An empty bias means no bias. InfiniCore has no op of that name; graphs use it in place of the two.
 #pragma once
 
 #include "infinicore/tensor.hpp"

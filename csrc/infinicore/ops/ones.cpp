@@ -1,4 +1,5 @@
-// ones and zeros_, by libinfiniop's Ones and Zeros, which fill real numbers: complex ones are filled as pairs of them.
+// ones and zeros_, by libinfiniop's Ones and Zeros, which fill real numbers; complex tensors are filled as pairs of
+// reals.
 #include "infinicore/ops/ones.hpp"
 
 #include "call.h"
@@ -13,7 +14,7 @@ using FillOnes =
 using FillZeros = COperator<infiniopCreateZerosDescriptor, infiniopGetZerosWorkspaceSize, infiniopZeros,
                             infiniopDestroyZerosDescriptor>;
 
-// The real parts, or the imaginary ones, of a complex tensor.
+// The real (part 0) or imaginary (part 1) parts of a complex tensor.
 Tensor parts(const Tensor &tensor, DataType dtype, size_t part) {
     Strides strides = tensor->strides();
     for (Stride &stride : strides) {

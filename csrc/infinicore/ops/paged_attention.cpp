@@ -49,7 +49,7 @@ void paged_attention_(Tensor out, Tensor q, Tensor k_cache, Tensor v_cache, Tens
 Tensor paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor cache_lens,
                        std::optional<Tensor> alibi_slopes, float scale) {
     Tensor out = result_like("paged_attention", "q", q);
-    zeros_(out); // the operator leaves the rows of sequences without keys as they are
+    zeros_(out); // the operator does not write the rows of sequences without keys
     paged_attention_(out, std::move(q), std::move(k_cache), std::move(v_cache), std::move(block_tables),
                      std::move(cache_lens), std::move(alibi_slopes), scale);
     return out;

@@ -1,4 +1,4 @@
-// zeros_: 0 in every element of a tensor of any dtype. InfiniCore has no op of that name; Tensor::zeros uses it.
+// zeros_: fills a tensor of any dtype with 0. InfiniCore has no op of that name; Tensor::zeros uses it.
 #pragma once
 
 #include "infinicore/tensor.hpp"

@@ -1,5 +1,5 @@
-// What the files of the Python module _infinicore share: pybind11, the C++ front end, and when the GIL is released.
-// module.cpp calls the bind_ functions. torch_infini/compat/infinicore/lib/_infinicore.pyi describes what Python sees.
+// Shared by the files of the Python module _infinicore: pybind11, the C++ front end, and when the GIL is released.
+// module.cpp calls the bind_ functions. torch_infini/compat/infinicore/lib/_infinicore.pyi describes the Python side.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,14 +13,14 @@ namespace infinicore::python {
 
 namespace py = pybind11;
 
-// Releases what threads dropped without the GIL; with it.
+// Releases objects that threads dropped without the GIL. Call with the GIL.
 void release_dropped();
 struct ReleasesDropped {
     ReleasesDropped() { release_dropped(); }
     ~ReleasesDropped() { release_dropped(); }
 };
 
-// For whatever computes, allocates, copies or waits: another Python thread runs meanwhile.
+// For functions that compute, allocate, copy or wait: other Python threads run meanwhile.
 template <typename... Further>
 using CallWithoutGil = py::call_guard<ReleasesDropped, py::gil_scoped_release, Further...>;
 using WithoutGil = CallWithoutGil<>;

@@ -12,12 +12,12 @@ namespace infinicore::python {
 
 namespace {
 
-// Streams are numbers in Python: what torch.cuda.ExternalStream takes. None and 0 stand for the current stream.
+// Streams are numbers in Python, as torch.cuda.ExternalStream takes them. None and 0 mean the current stream.
 infinirtStream_t stream_of(std::optional<uintptr_t> stream) {
     return stream ? reinterpret_cast<infinirtStream_t>(*stream) : nullptr;
 }
 
-// Keeps `function` until the graph is gone; what it raises comes out of Graph.run().
+// Keeps `function` until the graph is destroyed. Exceptions of it are raised by Graph.run().
 void add_host_operator(py::function function, std::string name) {
     auto kept = share(std::move(function));
     py::gil_scoped_release release;
@@ -28,13 +28,13 @@ void add_host_operator(py::function function, std::string name) {
     context::addGraphOperator(std::make_shared<graph::HostOperator>(std::move(call), std::move(name)));
 }
 
-// The same graph for Python: its end waits for the device, and must not hold the GIL meanwhile.
+// The same graph for Python: its destruction waits for the device, and must not hold the GIL meanwhile.
 std::shared_ptr<graph::Graph> for_python(std::shared_ptr<graph::Graph> graph) {
     graph::Graph *const address = graph.get();
     return {address, [kept = std::move(graph)](graph::Graph *) mutable { without_gil([&] { kept.reset(); }); }};
 }
 
-// A recording that Python ends by stop(), or drops without making it ready to run.
+// A recording that Python ends by stop(), or drops without instantiating it.
 class Recording {
 public:
     Recording() { recording_.emplace(); }
@@ -51,7 +51,7 @@ private:
     std::optional<context::GraphRecording> recording_;
 };
 
-// Existing callers spell flags as CUDA does: 1 a thread that waits sleeps, 2 no timing.
+// Existing callers pass CUDA's flags: 1: waiting threads sleep, 2: no timing.
 uint32_t event_flags(uint32_t flags) {
     if (flags > 3) {
         throw std::runtime_error(

@@ -1,5 +1,5 @@
-// DLPack, both ways: the structs of its public ABI (version 1 and the one before), capsules from tensors, tensors from
-// capsules.
+// DLPack in both directions: the structs of its public ABI (version 1 and the one before), capsules from tensors, and
+// tensors from capsules.
 #include "bindings.h"
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace infinicore::python {
 
 namespace {
 
-// The public ABI of DLPack (dmlc.github.io/dlpack): names as there, values fixed.
+// The public ABI of DLPack (dmlc.github.io/dlpack), with its names and fixed values.
 enum DLDeviceType : int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLCUDAManaged = 13 };
 enum DLDataTypeCode : uint8_t {
     kDLInt = 0,
@@ -69,7 +69,7 @@ struct TypeRow {
     uint8_t code;
     uint8_t bits;
 };
-// C16 has no place. F8 is the format that the kernels compute in.
+// C16 is missing. F8 is the float8 format that the kernels use.
 constexpr TypeRow TYPES[] = {
     {DataType::BOOL, kDLBool, 8},        {DataType::I8, kDLInt, 8},
     {DataType::I16, kDLInt, 16},         {DataType::I32, kDLInt, 32},
@@ -79,7 +79,7 @@ constexpr TypeRow TYPES[] = {
     {DataType::F32, kDLFloat, 32},       {DataType::F64, kDLFloat, 64},
     {DataType::C32, kDLComplex, 32},     {DataType::C64, kDLComplex, 64},
     {DataType::C128, kDLComplex, 128},   {DataType::BF16, kDLBfloat, 16},
-    {DataType::F8, kDLFloat8_e4m3fn, 8}, {DataType::BYTE, kDLUInt, 8}, // after U8, which uint8 comes back as
+    {DataType::F8, kDLFloat8_e4m3fn, 8}, {DataType::BYTE, kDLUInt, 8}, // after U8, which uint8 is read as
 };
 
 DLDataType dl_type(DataType dtype) {
@@ -127,7 +127,7 @@ Device device_of(const DLDevice &device) {
     }
 }
 
-// A tensor that a consumer has: shape and strides as DLPack spells them, and the memory's reference.
+// A tensor handed to a consumer: shape and strides in DLPack's form, and a reference to the memory.
 template <typename Managed> struct Exported {
     Tensor tensor;
     bool waits;
@@ -135,8 +135,8 @@ template <typename Managed> struct Exported {
     Managed managed{};
 
     ~Exported() {
-        // The consumer may have queued work on a stream of its own, which our allocator, ordered by our streams, does
-        // not know of: all work of the device is done before the memory can be used again.
+        // The consumer may have queued work on its own stream, which our stream-ordered allocator does not know. So
+        // wait for all work of the device before the memory is reused.
         infiniDevice_t type;
         int index;
         if (waits && infinirtGetDevice(&type, &index) == INFINI_STATUS_SUCCESS) {
@@ -202,7 +202,7 @@ template <typename Managed> Tensor take(Managed *managed, py::handle capsule, co
         throw py::error_already_set();
     }
     std::shared_ptr<Managed> owner(managed, [](Managed *self) {
-        if (self->deleter) { // producers take the GIL there, numpy for one
+        if (self->deleter) { // producers, such as numpy, take the GIL there
             release_with_gil([self] { self->deleter(self); });
         }
     });

@@ -1,5 +1,6 @@
-// What must be released with the GIL and was dropped without it: kept until the main thread's interpreter, or the next
-// call of this module, releases it. Nobody waits for the GIL: its holder may be waiting for the thread that drops.
+// Objects that need the GIL for their release and were dropped without it: kept until the main thread's interpreter, or
+// the next call of this module, releases them. The dropping thread does not wait for the GIL, whose holder may be
+// waiting for that thread.
 #include <atomic>
 #include <mutex>
 #include <vector>
@@ -19,7 +20,7 @@ public:
         }
         waiting_.push_back(std::move(release));
         is_empty_.store(false, std::memory_order_release);
-        // Where Python's own queue is full, the next call of this module finds them.
+        // If Python's own queue is full, the next call of this module releases the objects.
         is_asked_ = is_asked_ || Py_AddPendingCall(&Dropped::asked, this) == 0;
     }
 
@@ -38,7 +39,7 @@ public:
         }
     }
 
-    // What is dropped from now on is left to the process's exit.
+    // Objects dropped from now on are released by the process's exit.
     void close() {
         release();
         const std::lock_guard<std::mutex> lock(mutex_);
@@ -70,7 +71,7 @@ Dropped &dropped() {
 } // namespace
 
 void release_with_gil(std::function<void()> release) {
-    if (Py_IsInitialized() && PyGILState_Check()) { // also the thread that finalizes, to the end
+    if (Py_IsInitialized() && PyGILState_Check()) { // includes the thread that finalizes Python
         release();
     } else {
         dropped().add(std::move(release));

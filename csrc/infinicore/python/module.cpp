@@ -1,5 +1,5 @@
-// The Python module _infinicore: the C++ front end (csrc/include/infinicore.hpp) for compat.infinicore. Here its
-// types, DataType, Device with Device.Type and RoPEAlgo: first, as the signatures of what follows name them.
+// The Python module _infinicore: the C++ front end (csrc/include/infinicore.hpp) for compat.infinicore. Binds DataType,
+// Device with Device.Type, and RoPEAlgo first, because later signatures name them.
 #include "bindings.h"
 
 #include <pybind11/operators.h>
@@ -30,7 +30,7 @@ void bind_types(py::module_ &module) {
         .value("C128", DataType::C128)
         .value("BF16", DataType::BF16);
 
-    // Scripts walk Device.Type.__members__ in this order, which is not that of the values, and expect COUNT last.
+    // Scripts iterate over Device.Type.__members__ in this order, not that of the values, and expect COUNT last.
     py::class_<Device> device(module, "Device");
     py::enum_<Device::Type>(device, "Type")
         .value("CPU", Device::Type::CPU)

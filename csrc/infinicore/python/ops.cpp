@@ -1,5 +1,5 @@
-// The ops, each as X(...), which makes its result, and X_(out, ...), which writes it. A call while a graph is recorded
-// is noted in it; else it computes, without the GIL.
+// The ops, each as X(...), which allocates its result, and X_(out, ...), which writes it. While a graph is recorded a
+// call is noted; otherwise it computes, without the GIL.
 #include "bindings.h"
 
 #include <exception>
@@ -8,7 +8,7 @@ namespace infinicore::python {
 
 namespace {
 
-// Tells a recording where a call throws.
+// Tells a recording that a call has thrown.
 class Watch {
 public:
     ~Watch() {

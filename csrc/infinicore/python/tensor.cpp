@@ -1,4 +1,4 @@
-// Tensor and the functions that make one, from sizes, from addresses, and over memory that something else owns.
+// Tensor, and the functions that create one: from sizes, from addresses, and over memory that something else owns.
 #include "bindings.h"
 
 #include <cstring>
@@ -30,7 +30,7 @@ Strides contiguous_strides(const Shape &shape) {
 
 Tensor tensor_over(void *data, const Shape &shape, const Strides &strides, DataType dtype, const Device &device,
                    std::function<void()> release) {
-    Stride first = 0, last = 0; // of the elements that indices reach, relative to `data`
+    Stride first = 0, last = 0; // the lowest and highest reachable element, relative to `data`
     bool is_empty = false;
     for (size_t dim = 0; dim < shape.size(); ++dim) {
         is_empty = is_empty || shape[dim] == 0;
@@ -47,7 +47,7 @@ Tensor tensor_over(void *data, const Shape &shape, const Strides &strides, DataT
     return Tensor::from_memory(std::move(memory), shape, strides, dtype, offset);
 }
 
-// In memory of its own: that of the caches is not filled where a graph is recorded.
+// Copies to separate memory: the allocators' memory is not filled while a graph is recorded.
 Tensor host_copy(uintptr_t raw_ptr, const Shape &shape, DataType dtype) {
     constexpr std::align_val_t alignment{64};
     size_t bytes = dsize(dtype);
