@@ -1,5 +1,5 @@
 // Memory of device infini: the allocator behind torch.empty(device="infini") and torch.accelerator's statistics, which
-// takes its memory from the backing device's allocator, and the allocator of pinned host memory.
+// allocates from the backing device's allocator, and the allocator of pinned host memory.
 #include "device.h"
 
 #include <array>
@@ -18,13 +18,13 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 using Stats = c10::CachingDeviceAllocator::DeviceStats;
 
-// Storages of one device, counted since the start: what exists is what was added less what was removed. On the CPU
-// nothing is cached: what is reserved is what is allocated.
+// Storages of one device, counted since the start; the current amount is what was added minus what was removed. The CPU
+// caches nothing, so reserved equals allocated.
 struct Counts {
     std::atomic<int64_t> added_bytes{0}, removed_bytes{0}, peak_bytes{0};
     std::atomic<int64_t> added{0}, removed{0}, peak{0};
     std::atomic<int64_t> ooms{0};
-    // What the accumulated statistics started from when they were last reset.
+    // The counts at the last reset of the accumulated statistics.
     std::atomic<int64_t> from_added_bytes{0}, from_removed_bytes{0}, from_added{0}, from_removed{0};
 
     int64_t bytes() const { return added_bytes.load(kRelaxed) - removed_bytes.load(kRelaxed); }
@@ -78,7 +78,7 @@ public:
             const InVendorMemory in_vendor_memory;
             data = below_->allocate(bytes);
         } catch (const c10::OutOfMemoryError &) {
-            throw; // CUDA's own says what was asked and what is free
+            throw; // CUDA's own message says how much was requested and how much is free
         } catch (const c10::Error &error) {
             out_of_memory(error.what_without_backtrace(), static_cast<int64_t>(bytes));
         }
@@ -103,7 +103,7 @@ public:
     }
 
     void recordStream(const c10::DataPtr &pointer, c10::Stream stream) override {
-        if (backing.type != c10::kCPU) { // on the CPU an op is done when its call returns: nothing can be in flight
+        if (backing.type != c10::kCPU) { // on the CPU an op is done when its call returns, so nothing is in flight
             const auto *twin = static_cast<c10::StorageImpl *>(pointer.get_context());
             allocator_below()->recordStream(
                 twin->data_ptr(), c10::Stream(c10::Stream::UNSAFE, below(stream.device_index()), stream.id()));
@@ -164,7 +164,8 @@ public:
     }
 };
 
-// Pinned host memory is infinirt's; on the CPU any memory is as good, but is_pinned() has to know what was asked for.
+// Pinned host memory comes from infinirt. On the CPU ordinary memory serves as well, but is_pinned() must know what was
+// asked for.
 class PinnedAllocator final : public at::HostAllocator {
 public:
     c10::DataPtr allocate(size_t bytes) override {
@@ -201,7 +202,7 @@ public:
         peak_ = total_;
     }
 
-    // Whether the address lies in memory of this allocator, also inside of it: views and slices are pinned too.
+    // Whether the address lies anywhere inside this allocator's memory: views and slices are pinned too.
     bool has(const void *pointer) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto above = ranges_.upper_bound(const_cast<void *>(pointer));

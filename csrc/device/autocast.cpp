@@ -1,5 +1,5 @@
-// Autocast on infini: the lists of ops that torch's other accelerators compute in the lower precision, in float32, and
-// in the widest type of their arguments.
+// Autocast on infini: which ops compute in the lower precision, in float32, and in the widest type of their arguments,
+// as for torch's other accelerators.
 #include "device.h"
 
 #include <ATen/autocast_mode.h>
@@ -21,7 +21,7 @@ void register_autocast() {
     all->fallback(torch::CppFunction::makeFallthrough());
     static auto *library =
         new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
-    torch::Library &m = *library; // torch's macros name it so
+    torch::Library &m = *library; // the name that torch's macros expect
     using namespace at;
     using namespace at::autocast;
 #define INFINI_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)

@@ -1,5 +1,5 @@
-// Random numbers of device infini: a generator that names infini as its device around one of the backing device, which
-// the kernels draw from. torch.manual_seed() seeds the default one, so ops without a generator use that.
+// Random numbers of device infini: a generator whose device is infini, around one of the backing device, from which the
+// kernels draw. torch.manual_seed() seeds the default one, which ops without a generator use.
 #include "device.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -22,7 +22,7 @@ public:
     const at::Generator &below() const { return below_; }
 
     void set_current_seed(uint64_t seed) override { below_.set_current_seed(seed); }
-    void set_offset(uint64_t offset) override { below_.set_offset(offset); } // the CPU's says that it has none
+    void set_offset(uint64_t offset) override { below_.set_offset(offset); } // the CPU's raises: it has no offset
     uint64_t get_offset() const override { return below_.get_offset(); }
     uint64_t current_seed() const override { return below_.current_seed(); }
     uint64_t seed() override { return below_.unsafeGetGeneratorImpl()->seed(); }

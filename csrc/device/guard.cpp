@@ -1,5 +1,5 @@
-// The current device, streams and events of infini. On the CPU there is one device, and streams and events are those
-// of libinfinirt; with CUDA below, every call goes to CUDA's guard with the device type exchanged.
+// The current device, streams and events of infini. Backed by the CPU, there is one device, and streams and events are
+// libinfinirt's; backed by CUDA, every call goes to CUDA's guard with the device type replaced.
 #include "device.h"
 
 #include <array>
@@ -22,7 +22,7 @@ using c10::Stream;
 using c10::StreamId;
 
 std::atomic<bool> used{false};   // this process, or its parent, has used a backing GPU
-std::atomic<bool> forked{false}; // and this is a child of that fork
+std::atomic<bool> forked{false}; // this process is a child of such a fork
 
 void check(infiniStatus_t status) {
     TORCH_CHECK(status == INFINI_STATUS_SUCCESS, infiniGetLastErrorMessage());
@@ -44,8 +44,8 @@ Stream above_of(const Stream &stream) {
     return Stream(Stream::UNSAFE, Device(kInfini, stream.device_index()), stream.id());
 }
 
-// Streams of the CPU: a stream's id is its infinirtStream_t; 0 is the default stream, infinirt's NULL. As torch keeps
-// streams by value and never ends one, they come from a pool, in turn.
+// CPU streams: a stream's id is its infinirtStream_t; 0 is the default stream, infinirt's NULL. torch holds streams by
+// value and never destroys them, so they come from a pool, round robin.
 constexpr size_t kPool = 32;
 std::array<infinirtStream_t, kPool> pool;
 std::once_flag pool_made;
@@ -116,7 +116,7 @@ public:
         if (!on_cpu()) {
             return cuda()->queryStream(below_of(stream));
         }
-        infinirtEvent_t event = nullptr; // infinirt asks events only
+        infinirtEvent_t event = nullptr; // infinirt can only query events
         infinirtEventStatus_t status = INFINIRT_EVENT_COMPLETE;
         check(infinirtEventCreate(&event));
         const infiniStatus_t recorded = infinirtEventRecord(event, handle(stream));

@@ -1,5 +1,5 @@
-// What torch asks about device infini outside of its dispatcher: whether it is there, its generators, the device of a
-// pointer, pinned memory, and the resizing of a storage.
+// What torch asks about device infini outside of its dispatcher: whether it is available, its generators, the device of
+// a pointer, pinned memory, and resizing a storage.
 #include "device.h"
 
 #include <ATen/core/CachingHostAllocator.h>

@@ -1,5 +1,5 @@
-// Ops of infini with code of their own: making and resizing tensors, views (sizes and strides alone), and copies
-// between devices. All others go through swap.cpp.
+// Ops of infini with their own code: creating and resizing tensors, views (only sizes and strides change), and copies
+// between devices. All other ops go through swap.cpp.
 #include "device.h"
 
 #include <unordered_set>
@@ -52,8 +52,8 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional
     return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
-// Makes room in a storage for a tensor of these sizes and strides (empty: contiguous). Before the tensor gets them: a
-// storage that cannot grow leaves the tensor as it was.
+// Makes room in a storage for a tensor of these sizes and strides (empty: contiguous). Called before the tensor gets
+// them, so that a storage that cannot grow leaves the tensor as it was.
 void make_room(c10::StorageImpl *storage, at::IntArrayRef size, at::IntArrayRef stride, int64_t offset,
                size_t itemsize) {
     if (c10::multiply_integers(size) == 0) {
@@ -84,7 +84,7 @@ Tensor &set_storage(Tensor &self, at::Storage source, int64_t offset, at::IntArr
     TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
     TORCH_CHECK(stride.data() == nullptr || size.size() == stride.size(), "unequal size length (", size.size(),
                 ") and stride length (", stride.size(), ")");
-    if (source.device() == self.device()) { // what follows refuses another
+    if (source.device() == self.device()) { // set_ rejects another device
         make_room(source.unsafeGetStorageImpl(), size, stride, offset, self.dtype().itemsize());
     }
     at::native::checkSetStorage<int64_t>(self, std::move(source), offset, size, stride);
@@ -104,10 +104,10 @@ Tensor &set_nothing(Tensor &self) {
     return set_storage(self, std::move(storage), 0, {0}, {});
 }
 
-// From and to infini. A kernel of its own, since torch's way to other devices is through a contiguous copy that
-// resolves the conjugate by another copy, and so on until the stack is full.
+// Copies from and to infini. torch's own path to other devices makes a contiguous copy that resolves the conjugate by
+// another copy, and recurses until the stack overflows.
 Tensor &copy_(Tensor &self, const Tensor &source, bool non_blocking) {
-    if (source._is_zerotensor()) { // has no memory to copy from
+    if (source._is_zerotensor()) { // it has no memory to copy from
         return self.zero_();
     }
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -126,7 +126,7 @@ Tensor copy_from_and_resize(const Tensor &self, const Tensor &to) {
     return copy_from(self, to, false);
 }
 
-// torch shares the memory until one of the two is written, which a twin would not be told.
+// torch shares the memory until one of the two is written, but would not notify a twin.
 Tensor lazy_clone(const Tensor &self) {
     return self.clone();
 }
@@ -148,8 +148,8 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor &input, double p, std::op
     return {input.mul(kept).mul_(1 / (1 - p)), kept};
 }
 
-// Torch's asks for indices on the CPU, which a program that moves all its tensors to a device does not have. What it
-// calls is followed by autograd.
+// torch's own requires indices on the CPU; a program that moves all its tensors to a device has none there. Autograd
+// tracks the ops that it calls.
 std::vector<Tensor> tensor_split(const Tensor &self, const Tensor &indices_or_sections, int64_t dim) {
     return at::native::tensor_split(self, indices_or_sections.cpu(), dim);
 }

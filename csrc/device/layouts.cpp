@@ -1,5 +1,5 @@
-// What infini has no tensors of: sparse, compressed, nested and quantized ones. Every op that would make or take one
-// raises the same sentence.
+// Tensors that infini does not support: sparse, compressed, nested and quantized ones. Every op that would create or
+// take one raises the same message.
 #include "device.h"
 
 namespace infini::device {
@@ -12,7 +12,7 @@ void refuse(const c10::OperatorHandle &op, torch::jit::Stack *) {
                                 "on torch_infini.device.unwrap(tensor), which shares the memory");
 }
 
-// Torch's own kernels for every device, which would make a tensor that no op takes.
+// torch's kernels for every device that would create a tensor that no op takes.
 const char *const kMakers[] = {
     "_sparse_compressed_tensor_unsafe", "_sparse_csr_tensor_unsafe", "_sparse_csc_tensor_unsafe",
     "_sparse_bsr_tensor_unsafe",        "_sparse_bsc_tensor_unsafe",

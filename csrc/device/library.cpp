@@ -1,5 +1,5 @@
-// The torch ops by which torch_infini.device reaches this library: start, wrap, unwrap, and the fallback's setting and
-// report. Loading the library registers nothing but these.
+// The torch ops that torch_infini.device calls this library by: start, wrap, unwrap, and the fallback's setting and
+// report. Loading the library registers only these.
 #include "device.h"
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -9,7 +9,7 @@
 namespace infini::device {
 namespace {
 
-// vendor: a device of infinirt below backing "cpu", or 0; compute_on: the address of infiniTorchComputeOn.
+// vendor: an infinirt device that backs "cpu", or 0; compute_on: the address of infiniTorchComputeOn.
 void start(std::string_view name, int64_t vendor, int64_t compute_on) {
     TORCH_CHECK_VALUE(name == "cpu" || name == "cuda",
                       "torch_infini.device.enable: backing must be \"cpu\" or \"cuda\", got ", name);
@@ -49,7 +49,7 @@ int64_t get_fallback() {
     return static_cast<int64_t>(fallback_mode());
 }
 
-// "name calls" for each op that ran: the schema language has no list of pairs.
+// "name calls" for each op that ran, because the schema language has no list of pairs.
 std::vector<std::string> fallback_report(bool clear) {
     std::vector<std::string> lines;
     for (const auto &[name, calls] : fallback_counts(clear)) {
@@ -62,14 +62,14 @@ at::Generator generator(int64_t index) {
     return default_generator(static_cast<c10::DeviceIndex>(index));
 }
 
-// After the memory of an unwrapped tensor was moved, to share it with other processes.
+// Call after the memory of an unwrapped tensor was moved, to share it with other processes.
 void follow(const at::Tensor &tensor) {
     c10::StorageImpl *const storage = tensor.storage().unsafeGetStorageImpl();
     follow_twin(storage, twin_of(storage));
 }
 
-// Returns when autograd's thread of each device is done with what it has run, to the last reference: a small backward
-// follows it in that thread. At the end of a process the thread would be caught releasing Python objects, and abort it.
+// Returns when the autograd thread of each device has released all that it has run: a small backward is queued after it
+// in that thread. Otherwise a thread that still releases Python objects at the end of the process would abort it.
 void settle_autograd() {
     const at::AutoGradMode enabled(true);
     for (c10::DeviceIndex i = 0; i < device_count(); ++i) {

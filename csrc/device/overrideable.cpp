@@ -1,5 +1,5 @@
-// Ops that torch chooses by the type of a device instead of by its kernels: convolution, scaled dot product attention,
-// and the cells of LSTM and GRU. Each gives what the backing device gives.
+// Ops that torch selects by device type instead of by registered kernels: convolution, scaled dot product attention,
+// and the cells of LSTM and GRU. Each computes what the backing device computes.
 #include "device.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -72,13 +72,13 @@ std::tuple<Tensor, Tensor, Tensor> convolve_backward_overrideable(const Tensor &
 int64_t attention_choice(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
                          double dropout, bool causal, std::optional<double> scale, bool grouped) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const bool is_traced = q.key_set().has(c10::DispatchKey::Python); // a fake has no memory, so no twin
+    const bool is_traced = q.key_set().has(c10::DispatchKey::Python); // a fake has no memory, and so no twin
     if (is_traced || (backing.type == c10::kCPU && mask && mask->defined() && mask->requires_grad())) {
         return static_cast<int64_t>(sdp::SDPBackend::math);
     }
     const int64_t chosen = at::_fused_sdp_choice(below_tensor(q), below_tensor(k), below_tensor(v), below_tensor(mask),
                                                  dropout, causal, scale, grouped);
-    // torch asks other devices than the CPU for a flash attention with CUDA's signature: the CPU's is reached below.
+    // torch calls flash attention with CUDA's signature for devices other than the CPU; the CPU's is called below.
     return backing.type == c10::kCPU && chosen == static_cast<int64_t>(sdp::SDPBackend::flash_attention)
                ? static_cast<int64_t>(sdp::SDPBackend::overrideable)
                : chosen;
@@ -113,8 +113,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor &grad
     return {above_tensor(to_q), above_tensor(to_k), above_tensor(to_v), Tensor()};
 }
 
-// ---- cells: the CPU's steps in the CPU's order, but for the biases, which torch gives apart from the products: a last
-// bit can differ from the CPU's ----
+// ---- cells ----
+// The CPU's steps in the CPU's order, except that torch passes the biases separately from the products, so the last bit
+// can differ from the CPU's.
 
 Tensor with_bias(const Tensor &gates, const std::optional<Tensor> &bias) {
     return bias && bias->defined() ? gates + *bias : gates;
@@ -141,7 +142,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const std::optional<Tensor
     const Tensor &in = parts[0], &forget = parts[1], &cell = parts[2], &out = parts[3];
     const Tensor squashed = cy.tanh();
     const Tensor hy = has_hy ? *to_hy : at::zeros_like(cy);
-    Tensor along = at::tanh_backward(hy * out, squashed); // what reaches cy
+    Tensor along = at::tanh_backward(hy * out, squashed); // the gradient that reaches cy
     if (has_cy) {
         along = along + *to_cy;
     }
@@ -175,8 +176,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
 
 // ---- histc ----
 
-// Of integers too, as on CUDA: transformers' mixtures of experts count tokens with it on every device that is not named
-// cpu. Counts in float64 are exact up to 2^53.
+// Accepts integers too, as on CUDA: transformers' mixture-of-experts models count tokens with it on every device except
+// the CPU. Counts in float64 are exact up to 2^53.
 Tensor histogram(const Tensor &x, int64_t bins, const at::Scalar &least, const at::Scalar &most) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Tensor values = below_tensor(x);

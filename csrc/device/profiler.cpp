@@ -1,5 +1,5 @@
-// What torch.autograd.profiler asks of a device: marks in time on its stream. On the CPU an op is done when its call
-// returns, so the clock is read; with CUDA below its own marks are used.
+// What torch.autograd.profiler needs of a device: time stamps on its stream. On the CPU an op is done when its call
+// returns, so the clock is read; with CUDA its own events are used.
 #include "device.h"
 
 #include <chrono>

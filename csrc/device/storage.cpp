@@ -1,6 +1,6 @@
 // Twins: how an infini storage owns a storage of the backing device on the same memory, and how a tensor of one becomes
-// a tensor of the other. The context of an infini DataPtr is its twin, so that torch's own code, which moves and
-// replaces DataPtrs, keeps the two together.
+// a tensor of the other. The context of an infini DataPtr is its twin, so torch's own code, which moves and replaces
+// DataPtrs, keeps the two together.
 #include "device.h"
 
 #include <mutex>
@@ -23,7 +23,7 @@ bool is_ours(const c10::DataPtr &pointer) {
     return pointer.get_deleter() == &release_counted || pointer.get_deleter() == &release;
 }
 
-// Memory of somebody else under an infini storage (DLPack, from_blob): the twin takes over what keeps it alive.
+// Adopts foreign memory under an infini storage (DLPack, from_blob): the twin takes over what keeps it alive.
 c10::StorageImpl *adopt(c10::StorageImpl *storage) {
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
@@ -154,7 +154,7 @@ at::Tensor from_twin(const at::Tensor &tensor, c10::intrusive_ptr<c10::StorageIm
 }
 
 at::Tensor from_result(const at::Tensor &tensor) {
-    if (C10_UNLIKELY(tensor._is_zerotensor())) { // has no memory: the infini tensor gets some
+    if (C10_UNLIKELY(tensor._is_zerotensor())) { // it has no memory, so the infini tensor gets some
         return from_result(at::zeros(tensor.sizes(), tensor.options()));
     }
     TORCH_CHECK_NOT_IMPLEMENTED(tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_nested(),
@@ -163,7 +163,7 @@ at::Tensor from_result(const at::Tensor &tensor) {
                                 "; compute it on torch_infini.device.unwrap(tensor), which shares the memory");
     auto twin = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
         tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-    if (C10_UNLIKELY(backing.is_vendors() && !is_vendor_memory(twin.get()))) { // of a kernel with memory of its own
+    if (C10_UNLIKELY(backing.is_vendors() && !is_vendor_memory(twin.get()))) { // a kernel has allocated its own memory
         const InVendorMemory in_vendor_memory;
         const at::AutoDispatchBelowADInplaceOrView below_autograd;
         return from_result(tensor.clone());

@@ -1,7 +1,7 @@
-// Every op of the backing device, for infini: one boxed kernel replaces the infini tensors among the arguments by tensors
-// of their twins, calls the backing device's kernel, and gives results of infini back. It stands directly in the
-// dispatcher's table for each op with a kernel of that device, so that torch's detours for devices without one are
-// not taken, and as the fallback for all others.
+// Calls every op of the backing device for infini tensors: one boxed kernel replaces the infini tensors among the
+// arguments by tensors of their twins, calls the backing device's kernel, and returns infini tensors. It is registered
+// directly for each op that has a kernel of that device, so that torch's paths for devices without one are not taken,
+// and as the fallback for all other ops.
 #include "device.h"
 
 #include <atomic>
@@ -22,12 +22,12 @@ using torch::jit::Stack;
 
 std::atomic<FallbackMode> mode{FallbackMode::allow};
 
-// A call of an op of infini, "rms_norm.out", that the vendor has no kernel for; also in the replay of a program.
+// Counts a call of an infini op, "rms_norm.out", without a vendor kernel; also in the replay of a program.
 void count_missing(const char *op);
 
 enum class Kind : uint8_t { tensor, tensors, optional_tensors, device, generator };
 
-// An argument that has to be looked at.
+// An argument that holds tensors, a device or a generator.
 struct Slot {
     uint16_t index;
     Kind kind;
@@ -38,9 +38,9 @@ struct Slot {
 struct Plan {
     std::vector<Slot> slots;
     size_t arguments = 0, returns = 0;
-    bool is_ours = false;    // of the library infini: its kernels watch autograd themselves
-    bool is_aten = false;    // its kernels are called below autograd
-    bool is_counted = false; // took aten's path
+    bool is_ours = false;    // an op of the library infini, whose kernels handle autograd themselves
+    bool is_aten = false;    // an op whose kernels are called below autograd
+    bool is_counted = false; // uses aten's path, and is counted
     bool writes = false;
     std::string name;
 };
@@ -76,7 +76,7 @@ Plan plan_of(const OperatorHandle &op) {
     plan.name = c10::toString(op.operator_name());
     plan.is_ours = plan.name.rfind("infini::", 0) == 0;
     plan.is_aten = plan.name.rfind("aten::", 0) == 0;
-    // Filling belongs to the making of tensors, which is the device's own.
+    // Filling is part of creating tensors, which the device does itself.
     plan.is_counted = !plan.is_ours && plan.name.rfind("aten::fill_", 0) != 0 && plan.name != "aten::zero_";
     plan.arguments = schema.arguments().size();
     plan.returns = schema.returns().size();
@@ -99,8 +99,8 @@ Plan plan_of(const OperatorHandle &op) {
                 int(current_index()), " and ", tensor.device(), "! (in a call of ", plan.name, ")");
 }
 
-// An infini tensor that takes part in a call, and what stands for it on the backing device. Both live until the end of
-// the call: a kernel drops its arguments, and their addresses would go to other tensors.
+// An infini tensor of a call, and its stand-in on the backing device. Both live until the end of the call: a kernel
+// drops its arguments, and other tensors could get their addresses.
 struct Swapped {
     at::Tensor original, stand_in;
     c10::StorageImpl *twin;
@@ -132,7 +132,7 @@ public:
         return stand_in;
     }
 
-    // Lets written originals follow what the call has done to the tensors that stood for them.
+    // Updates written originals to what the call has done to their stand-ins.
     void follow() {
         for (const Swapped &swapped : swapped_) {
             if (!swapped.is_written) {
@@ -151,7 +151,7 @@ public:
                              to->strides() != from->strides())) {
                 to->set_sizes_and_strides(from->sizes(), from->strides(), from->storage_offset());
             }
-            if (plan_.is_ours) { // the ADInplaceOrView kernels of aten's ops count the writes of those
+            if (plan_.is_ours) { // the ADInplaceOrView kernels of aten's ops count their writes
                 TORCH_CHECK(!swapped.original.is_inference() || c10::InferenceMode::is_enabled(),
                             "Inplace update to inference tensor outside InferenceMode is not allowed. You can make a "
                             "clone to get a normal tensor before doing inplace update.");
@@ -184,7 +184,7 @@ public:
         return from_result(result);
     }
 
-    // The infini kernels refuse a backward with a sentence of their own; results of infini do so as well.
+    // infini kernels raise a message of their own on backward; infini results do so too.
     at::Tensor without_backward(at::Tensor result) {
         static const auto op = c10::Dispatcher::singleton()
                                    .findSchemaOrThrow("infini::_without_backward", "")
@@ -199,7 +199,7 @@ public:
     bool is_followed() const { return !followed_.empty(); }
 
 private:
-    static constexpr size_t kSearched = 16; // up to here a search is quicker than a table
+    static constexpr size_t kSearched = 16; // up to this many, a search is faster than a table
 
     static at::Tensor view_of(const Swapped &swapped, const at::Tensor &result) {
         return from_view(result, swapped.original);
@@ -227,7 +227,7 @@ private:
                     "primal with torch.autograd.forward_ad.unpack_dual), got argument ",
                     slot.index + 1, " with one");
         if (tensor.requires_grad() && at::GradMode::is_enabled()) {
-            stand_in.unsafeGetTensorImpl()->set_requires_grad(true); // so that kernels that write refuse it
+            stand_in.unsafeGetTensorImpl()->set_requires_grad(true); // makes kernels that write raise
             followed_.push_back(tensor);
         }
     }
@@ -257,7 +257,7 @@ public:
     const Plan &plan() const { return plan_; }
     std::atomic<int64_t> calls{0};
 
-    // Counts a call that the backing device's kernel computes, and warns or refuses as the setting says.
+    // Counts a call that the backing device's kernel computes; warns or raises as the setting says.
     void count() {
         calls.fetch_add(1, std::memory_order_relaxed);
         const FallbackMode now = mode.load(std::memory_order_relaxed);
@@ -318,7 +318,7 @@ private:
             case Kind::generator:
                 if (!value.isNone()) {
                     value = generator_below(value.toGenerator());
-                } else if (backing.type == c10::kCPU) { // CUDA's default generators are infini's as well
+                } else if (backing.type == c10::kCPU) { // CUDA's default generators are infini's too
                     value = generator_below(std::nullopt);
                 }
                 break;
@@ -332,7 +332,7 @@ private:
                 const at::AutoDispatchBelowADInplaceOrView below_autograd;
                 op.redispatchBoxed(c10::DispatchKeySet(backing.key), stack);
             } else if (!backing.is_vendors() ||
-                       !plan_.is_ours) { // ours ask for the grad mode, and compute without aten
+                       !plan_.is_ours) { // infini ops need the grad mode, and compute without aten
                 op.redispatchBoxed(c10::DispatchKeySet(backing.key), stack);
             } else {
                 run_by_vendor(op, stack);
@@ -341,14 +341,14 @@ private:
             throw;
         } catch (const c10::Error &error) {
             const std::string said = error.what_without_backtrace();
-            if (said.find("DefaultCPUAllocator") != std::string::npos) { // names the bytes that were asked for
+            if (said.find("DefaultCPUAllocator") != std::string::npos) { // contains the bytes requested
                 out_of_memory(said, -1);
             }
             throw;
         }
     }
 
-    // What the vendor has no kernel for, the CPU's computes, and is counted.
+    // If the vendor has no kernel, the CPU's computes, and the call is counted.
     void run_by_vendor(const OperatorHandle &op, Stack *stack) const {
         class Scope {
         public:
@@ -387,7 +387,7 @@ private:
     std::atomic<bool> warned_{false};
 };
 
-// The kernels of this process, for the report, and those of the fallback by op: an op that was defined after start().
+// The registered kernels, for the report, and the fallback's, by op, for ops defined after start().
 struct Kernels {
     std::mutex mutex;
     std::vector<OnTwins *> all;
@@ -424,7 +424,7 @@ void count_missing(const char *op) {
     missing->count();
 }
 
-// Kernels for every device that refuse all but those they know by name.
+// Kernels for all devices that reject every device whose name they do not know.
 bool asks_for_a_known_device(const c10::OperatorName &op) {
     return op.name == "aten::mode" && op.overload_name == "values";
 }
@@ -456,7 +456,7 @@ std::vector<std::pair<std::string, int64_t>> fallback_counts(bool clear) {
 }
 
 void register_fallbacks() {
-    // Never destroyed: unregistering thousands of kernels at the end of a process helps nobody.
+    // Never destroyed: unregistering thousands of kernels at exit serves no purpose.
     static auto *libraries = new std::vector<torch::Library>;
     libraries->reserve(3);
     for (const char *name : {"aten", "infini"}) {

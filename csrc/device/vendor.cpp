@@ -1,6 +1,6 @@
-// Memory of a vendor's device that the host can use: what twins lie in where one backs infini. torch's CPU kernels make
-// their results by torch's allocator of the CPU, which here gives the vendor's memory within calls on infini tensors,
-// and the CPU's otherwise.
+// Memory of a vendor's device that the host can access; if such a device backs infini, twins lie in it. torch's CPU
+// kernels allocate their results by torch's CPU allocator, which is replaced here: during calls on infini tensors it
+// returns the vendor's memory, otherwise the CPU's.
 #include "device.h"
 
 #include <mutex>
@@ -14,7 +14,7 @@ namespace {
 
 thread_local bool in_vendor_memory = false;
 
-// The calling thread's current device of infinirt is the vendor's for the scope.
+// Makes the vendor's device the calling thread's current infinirt device for a scope.
 class OnVendor {
 public:
     OnVendor() {
@@ -76,7 +76,7 @@ void Allocator::free_vendors(void *pointer) {
     }
 }
 
-// Of memory that was allocated "raw", without a DataPtr that knows whose it is.
+// Frees memory that was allocated "raw", without a DataPtr that knows its allocator.
 void Allocator::free_either(void *pointer) {
     bool is_vendors = false;
     {
