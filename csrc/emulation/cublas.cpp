@@ -1,6 +1,6 @@
-// cuBLAS emulated: the few functions that csrc/infiniop/gemm/cublas.cu uses, with the rules of their documentation, in
-// plain loops. Matrices lie by columns. A sum goes in the order of k through one accumulator, which is the least exact
-// of what cuBLAS may do: of floats in float, of half types as tensor cores add (tensor_cores.h), of int8 in int32.
+// cuBLAS emulated: the few functions that csrc/infiniop/gemm/cublas.cu uses, with the documented rules, in plain loops.
+// Matrices are column-major. A sum is added in the order of k in one accumulator, the least exact order that cuBLAS may
+// use: floats in float, half types as tensor cores add (tensor_cores.h), int8 in int32.
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -54,7 +54,7 @@ const void *at(const void *p, int type, int64_t i) {
     return static_cast<const char *>(p) + i * size_of_type(type);
 }
 
-// op(x) for one matrix of the batch, row by row.
+// Copies op(x) of one matrix of the batch, row by row.
 template <typename Number>
 std::vector<Number> rows_of(const void *x, int type, bool transposed, int64_t ld, int64_t rows, int64_t columns) {
     std::vector<Number> all(static_cast<size_t>(rows * columns));
@@ -71,7 +71,7 @@ std::vector<Number> rows_of(const void *x, int type, bool transposed, int64_t ld
     return all;
 }
 
-// c = alpha * a @ b + beta * c, with all of b^T in rows.
+// c = alpha * a @ b + beta * c; b^T has been copied row by row.
 template <typename Number, typename Write>
 void multiply(const std::vector<Number> &a, const std::vector<Number> &b, int64_t m, int64_t n, int64_t k, bool halves,
               const Write &write_sum) {
@@ -109,7 +109,7 @@ INFINI_EMULATED int cublasSetWorkspace_v2(cublasContext *, void *workspace, size
         return kInvalid;
     }
     const size_t end = bytes < 4096 ? bytes : 4096;
-    std::memset(workspace, 0xff, end); // so that a workspace in use elsewhere shows
+    std::memset(workspace, 0xff, end); // so that a workspace that is in use elsewhere shows
     std::memset(static_cast<char *>(workspace) + bytes - end, 0xff, end);
     return 0;
 }

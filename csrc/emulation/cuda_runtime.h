@@ -1,6 +1,6 @@
-// CUDA emulated on the host, for tests: the *.cu files compiled by the C++ compiler, with this folder before the
-// toolkit's headers. Keywords, built-in variables, barriers, shuffles and intrinsics; the runtime's functions are in
-// cuda_runtime_api.h. A kernel's threads are fibers of one thread, run in a shuffled order: see emulator.h.
+// CUDA emulated on the host, for tests: the C++ compiler compiles the *.cu files, with this folder before the toolkit's
+// headers. This header has the keywords, built-in variables, barriers, shuffles and intrinsics; the runtime's functions
+// are in cuda_runtime_api.h. A kernel's threads are fibers of one thread that run in a shuffled order: see emulator.h.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The functions and types of the CUDA runtime that this project uses, emulated on the host: see runtime.cpp (devices,
-// memory) and streams.cpp. The state is libinfinirt's alone; the other emulated libraries call its functions.
+// memory) and streams.cpp. Only libinfinirt holds state; the other emulated libraries call its functions.
 #pragma once
 
 #include <cstddef>

@@ -38,7 +38,7 @@ struct Warp {
     unsigned live = 0;           // lanes that have not returned
     unsigned arrived = 0;        // lanes that wait in the current exchange
     unsigned generation = 0;     // counts completed exchanges
-    uint64_t values[2][kWarp]{}; // of the present exchange and the one before
+    uint64_t values[2][kWarp]{}; // of the current exchange and the previous one
     float numbers[2][kWarp][16]{};
 };
 
@@ -51,7 +51,7 @@ std::vector<unsigned char> shared_memory;
 const std::function<void()> *kernel_body;
 void *scheduler_stack_pointer;
 std::exception_ptr failure;
-std::mt19937 shuffler(0); // a fixed seed: a failure repeats
+std::mt19937 shuffler(0); // a fixed seed, so that failures repeat
 
 char *stack_of(int index) {
     static char *const all = [] {
@@ -100,13 +100,13 @@ infini_switch_stack:
 
 namespace infini::emulation {
 
-// The description of an access by GCC and Clang (ubsan's TypeMismatchData).
+// How GCC and Clang describe an access (ubsan's TypeMismatchData).
 struct TypedAccess {
     const char *file;
     uint32_t line, column;
     struct Type {
         uint16_t kind, info;
-        char name[1]; // it goes on
+        char name[1]; // variable length
     } const *type;
     unsigned char log_alignment, kind;
 };
@@ -155,7 +155,7 @@ void run_fiber() {
                         block_index.z, "; thread ", fiber->thread.x, ", ", fiber->thread.y, ", ", fiber->thread.z,
                         ")"));
         }
-    } catch (...) { // nothing can be thrown beyond this stack
+    } catch (...) { // no exception may leave this stack
         failure = std::current_exception();
     }
     fiber->done = true;
@@ -175,7 +175,7 @@ void run_fiber() {
 
 void start(Fiber &started, int index) {
     auto *top = reinterpret_cast<void **>(stack_of(index) + kStackBytes - 64);
-    // What infini_switch_stack pops, then where it returns to; the stack is aligned as after a call.
+    // What infini_switch_stack pops, then the return address; the stack is aligned as after a call.
     top -= 8;
     std::memset(top, 0, 8 * sizeof *top);
     top[6] = reinterpret_cast<void *>(&run_fiber);
@@ -269,7 +269,7 @@ const float (*gather(const float (&numbers)[16]))[16] {
 unsigned ballot(unsigned mask, bool predicate) {
     unsigned bits = 0;
     const unsigned live = warps[fiber->warp].live;
-    for (int i = 0; i < kWarp; ++i) { // 32 exchanges: slow, simple
+    for (int i = 0; i < kWarp; ++i) { // 32 exchanges: slow, but simple
         bits |= (live >> i & 1) != 0 && exchange(mask, predicate, i) != 0 ? 1u << i : 0;
     }
     return bits & mask;
@@ -298,7 +298,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> 
                        static_cast<unsigned>(number / grid.x / grid.y)};
         fibers.assign(order.size(), {});
         warps.assign((order.size() + kWarp - 1) / kWarp, {});
-        shared_memory.assign(shared + 256, 0xff); // reads of what nothing wrote give NaN
+        shared_memory.assign(shared + 256, 0xff); // uninitialized memory reads as NaN
         live_threads = static_cast<unsigned>(threads);
         arrived_threads = block_generation = 0;
         any_predicate[0] = any_predicate[1] = 0;
@@ -319,8 +319,8 @@ void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> 
 
 } // namespace infini::emulation
 
-// Called by the compiler before an unaligned access through a typed pointer (-fsanitize=alignment). It assumes that
-// this function does not throw; so the thread stops here, and the scheduler throws.
+// The compiler calls this before an unaligned access through a typed pointer (-fsanitize=alignment) and assumes that it
+// does not throw. So the thread stops here, and the scheduler throws.
 extern "C" void __ubsan_handle_type_mismatch_v1_abort(const infini::emulation::TypedAccess *access, const void *p) {
     using namespace infini::emulation;
     const std::string text =

@@ -1,4 +1,4 @@
-// Queues: work waits here until something asks for it or for what comes behind it.
+// Queues: work is held until something waits for it or for later work.
 #include "queues.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-std::mutex mutex; // of all queues
+std::mutex mutex; // guards all queues
 std::vector<std::weak_ptr<Queue>> queues;
 
 bool is_reached(const Point &point) {
@@ -67,7 +67,7 @@ bool is_past(const Point &point) {
 }
 
 void run_until(const Point &point, uint64_t most) {
-    static std::recursive_mutex running; // one thread at a time
+    static std::recursive_mutex running; // one thread at a time runs work
     if (point.queue == nullptr) {
         return;
     }
@@ -82,7 +82,7 @@ void run_until(const Point &point, uint64_t most) {
             item = std::move(point.queue->items.front());
             point.queue->items.pop_front();
         }
-        const std::shared_ptr<void> done(nullptr, [&](void *) { // also of work that throws
+        const std::shared_ptr<void> done(nullptr, [&](void *) { // also after work that throws
             const Lock lock(mutex);
             ++point.queue->done;
         });

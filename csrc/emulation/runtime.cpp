@@ -1,5 +1,5 @@
-// The emulated CUDA runtime: errors, two devices with the host's memory, and memory. Allocated memory is filled with
-// 0xff, which reads as NaN, and so is memory before it is freed.
+// The emulated CUDA runtime: errors, two devices that use host memory, and allocations. Memory is filled with 0xff,
+// which reads as NaN, when it is allocated and before it is freed.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace infini::emulation {
 namespace {
 
 constexpr int kDevices = 2;
-constexpr size_t kMemory = size_t{4} << 30; // bytes of a device
+constexpr size_t kMemory = size_t{4} << 30; // bytes per device
 constexpr size_t kAlignment = 256;
 
 thread_local int device = 0;
@@ -48,7 +48,7 @@ cudaError_t allocate(void **p, size_t size, Kind kind) {
     return cudaSuccess;
 }
 
-// Frees what is of either kind.
+// Frees p if it is of either kind.
 cudaError_t release(void *p, Kind kind, Kind or_kind) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = allocations.find(p);
@@ -129,12 +129,12 @@ cudaError_t report(cudaError_t error) {
 
 using namespace infini::emulation;
 
-// Its presence tells a process that it has loaded the emulated libraries.
+// Tells a process by its presence that the emulated libraries are loaded.
 INFINI_EMULATED int infinirtEmulatesCuda() {
     return 1;
 }
 
-// The stream that stands for torch's current one on this thread, so that calls of torch ops can be captured in tests.
+// This thread's substitute for torch's current stream, so that tests can capture calls of torch ops.
 thread_local void *torch_stream = nullptr;
 INFINI_EMULATED void infinirtEmulateTorchStream(void *stream) {
     torch_stream = stream;
@@ -180,7 +180,7 @@ cudaError_t cudaSetDevice(int wanted) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) {
-    *value = 8; // few, so that what is split among multiprocessors is split in small tests too
+    *value = 8; // few, so that small tests are also split among multiprocessors
     return cudaSuccess;
 }
 
@@ -218,7 +218,7 @@ struct CUmemPool_st {
 };
 static CUmemPool_st pools[kDevices];
 
-// What a pool keeps of freed memory when a stream is waited for.
+// How many freed bytes a pool keeps when a stream is waited for.
 INFINI_EMULATED unsigned long long infinirtEmulatedReleaseThreshold(int of) {
     return pools[of].release_threshold;
 }
@@ -237,7 +237,8 @@ cudaError_t cudaMallocAsync(void **p, size_t size, cudaStream_t stream) {
     if (!is_captured(stream)) {
         return report(allocate(p, size, Kind::kPool));
     }
-    const std::shared_ptr<void> memory(poisoned(size), std::free); // the graph's, at one address in all replays
+    // Owned by the graph, at the same address in all replays.
+    const std::shared_ptr<void> memory(poisoned(size), std::free);
     if (memory == nullptr) {
         return report(cudaErrorMemoryAllocation);
     }
@@ -252,7 +253,7 @@ cudaError_t cudaFreeAsync(void *p, cudaStream_t stream) {
     return report(is_captured(stream) ? submit(stream, [] {}) : release(p, Kind::kPool, Kind::kPool));
 }
 
-// As in CUDA, what is copied from pageable memory has been read on return, and what is copied there has been written.
+// As in CUDA, a copy from pageable memory has been read on return, and a copy to it has been written.
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
     if (waits(stream) && kind == cudaMemcpyHostToDevice && !is_pinned(src)) {
         const auto *const begin = static_cast<const char *>(src);

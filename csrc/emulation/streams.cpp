@@ -1,7 +1,7 @@
-// The emulated CUDA runtime: streams that run their work when it is queued or, with INFINI_EMULATED_STREAMS=late, when
-// something waits for it, so that work that is not waited for shows; events, captures and graphs. The nodes of a graph run
-// in a shuffled order that keeps their dependencies, so that a missing one shows. Calls that are not allowed during a
-// capture return CUDA's error and, as in CUDA, invalidate the capture.
+// The emulated CUDA runtime: streams, events, captures and graphs. Streams run their work when it is queued or, with
+// INFINI_EMULATED_STREAMS=late, when something waits for it, so that a missing wait shows. The nodes of a graph run in
+// a shuffled order that keeps their dependencies, so that a missing dependency shows. Calls that are not allowed during
+// a capture return CUDA's error and, as in CUDA, invalidate the capture.
 #include "streams.h"
 
 #include <algorithm>
@@ -20,11 +20,11 @@ namespace infini::emulation {
 
 namespace {
 
-using Places = std::vector<size_t>; // numbers of nodes
+using Places = std::vector<size_t>; // indices of nodes
 
 struct Node {
     std::function<void()> work;
-    Places after; // the nodes that it depends on, all of them before it in the list
+    Places after; // the nodes that it depends on, all earlier in the list
 };
 using Nodes = std::vector<Node>;
 
@@ -32,12 +32,12 @@ struct Capture {
     unsigned long long id;
     cudaStream_t origin;
     cudaStreamCaptureMode mode;
-    std::thread::id thread; // that began it
+    std::thread::id thread; // that began the capture
     Nodes nodes;
     bool active = true, valid = true;
 };
 
-std::mutex mutex; // of all that follows, and of all streams and events
+std::mutex mutex; // guards everything below, and all streams and events
 std::vector<std::shared_ptr<Capture>> active_captures;
 unsigned long long captures_made = 0;
 
@@ -60,14 +60,14 @@ struct CUevent_st {
     std::shared_ptr<infini::emulation::Capture> capture{}; // of the last record
     infini::emulation::Places last{};
     infini::emulation::Point point{};
-    unsigned asked = 0; // since it was recorded
+    unsigned asked = 0; // queries since it was recorded
 };
 struct CUgraph_st {
     std::shared_ptr<const infini::emulation::Nodes> nodes;
 };
 struct CUgraphExec_st {
     std::shared_ptr<const infini::emulation::Nodes> nodes;
-    infini::emulation::Point last_launch{}; // the next one, on whatever stream, comes behind it
+    infini::emulation::Point last_launch{}; // the next launch, on any stream, runs after it
 };
 
 namespace infini::emulation {
@@ -80,7 +80,7 @@ bool is_handle(cudaStream_t stream) {
     return stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread;
 }
 
-// The capture that the stream is in, or nullptr. Under the mutex.
+// The stream's capture, or nullptr. Call under the mutex.
 Capture *capture_of(cudaStream_t stream) {
     return is_handle(stream) && stream->capture != nullptr && stream->capture->active ? stream->capture.get() : nullptr;
 }
@@ -98,7 +98,7 @@ void join(Places &places, const Places &others) {
     places.erase(std::unique(places.begin(), places.end()), places.end());
 }
 
-// Whether all nodes come before the end of the stream on which the capture began.
+// Whether all nodes precede the end of the stream on which the capture began.
 bool is_joined(const Capture &capture) {
     std::vector<bool> reached(capture.nodes.size());
     Places next = capture.origin->last;
@@ -115,7 +115,7 @@ bool is_joined(const Capture &capture) {
 
 void run(const Nodes &nodes) {
     static std::mutex shuffling;
-    static std::mt19937 shuffler(0); // a fixed seed: a failure repeats
+    static std::mt19937 shuffler(0); // a fixed seed, so that failures repeat
     std::vector<size_t> waits_for(nodes.size());
     std::vector<Places> followers(nodes.size());
     Places ready;
@@ -315,7 +315,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 namespace {
 
-// Whether the event may be asked about.
+// Whether the event may be queried.
 cudaError_t check_query(cudaEvent_t event) {
     {
         const Lock lock(mutex);
@@ -330,7 +330,7 @@ cudaError_t check_query(cudaEvent_t event) {
 } // namespace
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    constexpr unsigned kPatience = 100; // who asks more often than that waits: its work goes on
+    constexpr unsigned kPatience = 100; // queries after which queued work runs, because the caller is waiting for it
     const cudaError_t error = check_query(event);
     Point point;
     {

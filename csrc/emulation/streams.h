@@ -10,26 +10,26 @@ namespace infini::emulation {
 
 int current_device();
 
-// Keeps the error for cudaGetLastError() and returns it.
+// Stores the error for cudaGetLastError() and returns it.
 cudaError_t report(cudaError_t error);
 
-// Runs the work now, which is a legal order, or, with INFINI_EMULATED_STREAMS=late, when it is waited for; or adds it to the
-// capture that the stream is in.
+// Runs the work now (a legal order) or, with INFINI_EMULATED_STREAMS=late, when it is waited for; or adds it to the
+// stream's capture.
 cudaError_t submit(cudaStream_t stream, std::function<void()> work);
 
 bool is_captured(cudaStream_t stream);
 
-// Whether work of the stream waits: it runs late, and is not captured.
+// Whether work of the stream is queued: it runs late, and is not captured.
 bool waits(cudaStream_t stream);
 
-// Runs what waits in the stream.
+// Runs the stream's queued work.
 void run_all_of(cudaStream_t stream);
 
-// For calls such as cudaMalloc that CUDA considers unsafe during a capture: an error where the modes of the captures
-// and of the calling thread forbid them. The captures that forbid them become invalid.
+// For calls such as cudaMalloc that CUDA considers unsafe during a capture: returns an error if the modes of the
+// captures and of the calling thread forbid them, and invalidates the captures that do.
 cudaError_t check_unsafe_call();
 
-// For calls that wait for a whole device: never allowed while one of its streams is captured.
+// For calls that wait for a whole device: an error while one of its streams is captured.
 cudaError_t check_device_wait();
 
 } // namespace infini::emulation

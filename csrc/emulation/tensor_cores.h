@@ -1,6 +1,7 @@
-// Sums as tensor cores form them: the products of one step are exact, but they are aligned to the largest summand and
-// truncated there, and so is their sum. NVIDIA documents none of this; measurements published for sm_80 found steps of 8
-// products, one bit beyond a float's 24 and truncation. sm_90 takes 16 at a time with more bits, which loses less.
+// Adds as tensor cores do: the products of a step are exact, but they are aligned to the largest summand and truncated
+// there, and so is their sum. NVIDIA does not document this; published measurements for sm_80 found steps of 8
+// products, one bit more than a float's 24, and truncation. sm_90 adds 16 products at a time with more bits, which
+// loses less.
 #pragma once
 
 #include <cmath>
@@ -11,7 +12,7 @@ namespace infini::emulation {
 
 constexpr int kStepProducts = 8;
 
-// The float next to x towards zero.
+// x truncated to float, towards zero.
 inline float truncated(double x) {
     const auto nearest = static_cast<float>(x);
     return std::fabs(nearest) > std::fabs(x) && !std::isinf(nearest) ? std::nextafterf(nearest, 0.0f) : nearest;
@@ -36,7 +37,7 @@ inline float add_step(float sum, const double (&products)[kStepProducts]) {
     }
     uint64_t bits;
     std::memcpy(&bits, &largest, sizeof bits);
-    const int last = static_cast<int>(bits >> 52) - 1023 - 24; // 25 bits of the largest summand are kept
+    const int last = static_cast<int>(bits >> 52) - 1023 - 24; // keeps 25 bits of the largest summand
     const double scale = power_of_two(-last);
     int64_t total = static_cast<int64_t>(static_cast<double>(sum) * scale);
     for (const double product : products) {

@@ -1,6 +1,6 @@
 // AMX in plain C++, for tests on machines without it: the functions of common/tile_registers.h, with the arithmetic of
-// Intel's manual. Where a CPU would raise an invalid opcode, the process ends with a message; so it does where a kernel
-// configures tiles without having released them.
+// Intel's manual. If a CPU would raise an invalid opcode, the process ends with a message; also if a kernel configures
+// tiles without having released the previous ones.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@ namespace {
 
 struct EmulatedTiles {
     bool configured = false;
-    int rows[8] = {}, row_bytes[8] = {}; // of each tile
+    int rows[8] = {}, row_bytes[8] = {}; // per tile
     alignas(64) uint8_t data[8][16][64] = {};
 
     [[noreturn]] static void fail(const char *what, int tile) {
@@ -42,13 +42,13 @@ inline float float_of_bits(uint32_t bits) {
     return value;
 }
 
-// A bfloat16 as a float; denormals count as zero.
+// A bfloat16 as a float; denormals become zero.
 inline float bfloat16_of(const uint8_t *p) {
     const uint32_t bits = (static_cast<uint32_t>(p[1]) << 24) | (static_cast<uint32_t>(p[0]) << 16);
     return float_of_bits((bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);
 }
 
-// A quarter of a tile's row: vectors of the compiler's own, which every machine has.
+// A quarter of a tile's row, as a vector type of the compiler, which exists on every machine.
 typedef float FourFloats __attribute__((vector_size(16)));
 typedef int32_t FourWords __attribute__((vector_size(16)));
 
@@ -57,8 +57,8 @@ inline FourFloats without_denormals(FourFloats x) {
     return (FourFloats)(bits & (normal | INT32_MIN));
 }
 
-// sum + a * b, rounded once. Products of bfloat16 are exact in float unless they leave its range, so that a
-// multiplication and an addition do.
+// sum + a * b, rounded once. Products of bfloat16 are exact in float unless they leave its range, so a multiplication
+// and an addition suffice.
 inline FourFloats add_products(FourFloats a, FourFloats b, FourFloats sum) {
     const FourFloats products = a * b;
     const FourWords magnitudes = (FourWords)products & INT32_MAX;
@@ -106,7 +106,7 @@ template <int kTile> void tile_zero() {
 
 template <int kTile> void tile_load(const void *from, int64_t pitch) {
     EmulatedTiles &tiles = emulated_tiles;
-    tile_zero<kTile>(); // also what lies beyond the configured rows and columns
+    tile_zero<kTile>(); // clears what lies beyond the configured rows and columns too
     for (int row = 0; row < tiles.rows[kTile]; ++row) {
         std::memcpy(tiles.data[kTile][row], static_cast<const uint8_t *>(from) + row * pitch,
                     static_cast<size_t>(tiles.row_bytes[kTile]));
@@ -126,7 +126,7 @@ template <int kTile> void tile_store(void *to, int64_t pitch) {
     }
 }
 
-// The shapes that the instructions demand of sum, left and right; body(row, sums) adds to the sums of a row.
+// Checks the shapes that the instructions require of sum, left and right; body(row, sums) adds to the sums of a row.
 template <typename Sum, int kSum, int kLeft, int kRight, typename Body> void for_each_row(const Body &body) {
     static_assert(kSum != kLeft && kSum != kRight && kLeft != kRight, "the tiles must be three");
     EmulatedTiles &tiles = emulated_tiles;
@@ -148,10 +148,10 @@ template <typename Sum, int kSum, int kLeft, int kRight, typename Body> void for
     }
 }
 
-// tdpbf16ps: the even and the odd products are added up by themselves, then to each other, then to the sum.
+// tdpbf16ps: even and odd products are summed separately, then added to each other, then to the sum.
 template <int kSum, int kLeft, int kRight> void tile_dot_bfloat16() {
     const EmulatedTiles &tiles = emulated_tiles;
-    FourFloats right[32][4]; // of each element of k, the columns
+    FourFloats right[32][4]; // for each element of k, the columns
     for (int i = 0; i < 2 * tiles.rows[kRight]; ++i) {
         for (int column = 0; column < 16; ++column) {
             right[i][column / 4][column % 4] = bfloat16_of(&tiles.data[kRight][i / 2][4 * column + i % 2 * 2]);
@@ -175,11 +175,11 @@ template <int kSum, int kLeft, int kRight> void tile_dot_bfloat16() {
     });
 }
 
-// tdpbssd and tdpbusd: bytes of Left times int8, summed in int32, which wraps. The sum of 64 products is exact in
-// float, of which the compiler makes vectors where it has none for integers.
+// tdpbssd and tdpbusd: bytes of type Left times int8, summed in int32, which wraps. A sum of 64 products is exact in
+// float, which the compiler vectorizes even if it has no integer vectors.
 template <typename Left, int kSum, int kLeft, int kRight> void tile_dot_bytes() {
     const EmulatedTiles &tiles = emulated_tiles;
-    float right[64][16]; // of each element of k, the columns
+    float right[64][16]; // for each element of k, the columns
     for (int i = 0; i < 4 * tiles.rows[kRight]; ++i) {
         for (int column = 0; column < 16; ++column) {
             right[i][column] = static_cast<int8_t>(tiles.data[kRight][i / 4][4 * column + i % 4]);
