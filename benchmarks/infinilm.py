@@ -43,13 +43,13 @@ def greedy_of_infinilm(count: int) -> Any:
 
 def infini(model: Llama, requests: Requests, stack: ExitStack) -> Callable[[], int]:
     """A call that serves the requests through torch_infini.LLM, and returns their tokens."""
-    llm = torch_infini.LLM(model, max_sequences=SEQUENCES, cache_blocks=TOKENS // 32, reuse_prefixes=False)
+    llm = torch_infini.LLM(model, max_num_seqs=SEQUENCES, cache_blocks=TOKENS // 32, enable_prefix_caching=False)
     prompts, counts = requests
     return lambda: sum(len(output.token_ids) for output in llm.generate(prompts, [greedy(count) for count in counts]))
 
 
 def through_infinilm(model: Llama, requests: Requests, stack: ExitStack) -> Callable[[], int]:
-    llm = infinilm.LLM(model, max_batch_size=SEQUENCES, num_blocks=TOKENS // 16, reuse_prefixes=False)
+    llm = infinilm.LLM(model, max_batch_size=SEQUENCES, num_blocks=TOKENS // 16, enable_prefix_caching=False)
     prompts, counts = requests
 
     def serve() -> int:
@@ -60,7 +60,7 @@ def through_infinilm(model: Llama, requests: Requests, stack: ExitStack) -> Call
 
 
 def infini_async(model: Llama, requests: Requests, stack: ExitStack) -> Callable[[], int]:
-    llm = torch_infini.AsyncLLM(model, max_sequences=SEQUENCES, cache_blocks=TOKENS // 32, reuse_prefixes=False)
+    llm = torch_infini.AsyncLLM(model, max_num_seqs=SEQUENCES, cache_blocks=TOKENS // 32, enable_prefix_caching=False)
     stack.callback(llm.close)
 
     async def read(prompt: list[int], count: int) -> int:
@@ -70,7 +70,7 @@ def infini_async(model: Llama, requests: Requests, stack: ExitStack) -> Callable
 
 
 def through_infinilm_async(model: Llama, requests: Requests, stack: ExitStack) -> Callable[[], int]:
-    config = {"max_batch_size": SEQUENCES, "num_blocks": TOKENS // 16, "reuse_prefixes": False}
+    config = {"max_batch_size": SEQUENCES, "num_blocks": TOKENS // 16, "enable_prefix_caching": False}
     engine = infinilm.AsyncLLMEngine(model, **config)
     engine.start()
     stack.callback(engine.stop)

@@ -45,13 +45,13 @@ def ready(model: Llama, batch: int, context: int, steps: int, record: bool) -> L
     length = context + steps + 2
     llm = LLM(
         model,
-        max_sequences=batch,
-        max_length=length,
+        max_num_seqs=batch,
+        max_model_len=length,
         cache_blocks=batch * (length // 32 + 2),
         block_size=32,
-        max_batched_tokens=batch * context,  # all begin in the first step
-        reuse_prefixes=False,
-        record=record,
+        max_num_batched_tokens=batch * context,  # all begin in the first step
+        enable_prefix_caching=False,
+        enforce_eager=not record,
     )
     source = torch.Generator().manual_seed(0)
     params = SamplingParams.greedy(max_tokens=steps + 2, ignore_eos=True)

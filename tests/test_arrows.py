@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "nn": BASE | {"ops", "weights", "distributed"},
     "checkpoints": BASE | {"ops", "weights"},
     "models": BASE | {"ops", "weights", "distributed", "nn", "checkpoints"},
-    "engine": BASE | {"ops", "distributed", "runtime", "nn", "models", "checkpoints", "patch"},
+    "engine": BASE | {"ops", "weights", "distributed", "runtime", "nn", "models", "checkpoints", "patch"},
     "serve": BASE | {"ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
     "patch": BASE | {"ops", "weights", "distributed", "checkpoints", "nn"},
     "compile": BASE | {"ops"},

@@ -172,7 +172,7 @@ def test_bad_input(name: str) -> None:
 
 def test_engine_refuses() -> None:
     with pytest.raises(ValueError, match="got 'auto:5': python -m torch_infini quantize makes a folder of it"):
-        LLM(MODEL, weights="auto:5")
+        LLM(MODEL, quantization="auto:5")
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,9 +39,9 @@ def talk(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     seen: list[list[dict[str, str]]] = []
     of_llm = LLM.chat_prompt
 
-    def noted(llm: LLM, messages: Any) -> list[int]:
+    def noted(llm: LLM, messages: Any, template: Any = None) -> list[int]:
         seen.append([dict(message) for message in messages])
-        return of_llm(llm, messages)
+        return of_llm(llm, messages, template)
 
     monkeypatch.setattr(LLM, "chat_prompt", noted)
 

@@ -143,7 +143,9 @@ def test_act_order_is_not_sharded(tmp_path: Path) -> None:
     write_folder(tmp_path, CASES["gptq-act-order"])
     group = TPGroup(0, 2, 0)
     object.__setattr__(group, "must_agree", lambda *args: None)
-    with pytest.raises(ValueError, match=r"tensor_parallel must be 1 for act-order \(desc_act\), because every rank"):
+    with pytest.raises(
+        ValueError, match=r"tensor_parallel_size must be 1 for act-order \(desc_act\), because every rank"
+    ):
         Llama.from_pretrained(tmp_path, tp_group=group, progress=False)
 
 
@@ -194,7 +196,7 @@ def test_folders_that_contradict_themselves(
 def test_other_weights_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path, CASES["awq"])
     with pytest.raises(ValueError, match=r"weights must be left out for a checkpoint that is quantized .*, got 'int8'"):
-        LLM(tmp_path, weights="int8", progress=False)
+        LLM(tmp_path, quantization="int8", progress=False)
 
 
 # ---- torch_infini.load ----

@@ -103,7 +103,7 @@ def test_parts_of_layers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             rows, columns = (slice(first * size // 2, (first + 1) * size // 2) for size in (n, k))
             assert torch.equal(checkpoint.weight(layer, torch.float32, rows=rows).dense(), whole[rows])
             if "act-order" in name:
-                with pytest.raises(ValueError, match=f"{layer}, gptq: tensor_parallel must be 1 for act-order"):
+                with pytest.raises(ValueError, match=f"{layer}, gptq: tensor_parallel_size must be 1 for act-order"):
                     checkpoint.weight(layer, torch.float32, columns=columns)
                 taken.pop()
                 continue

@@ -37,8 +37,8 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
         out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)
         want.append(out[0, len(row) :].tolist())
     model = Llama.from_pretrained(tmp_path, device=cuda_device())
-    for settings in ({"chunk_size": 32}, {"block_size": 16, "chunk_size": 16, "max_batched_tokens": 16}):
-        engine = Engine(model, config=EngineConfig(max_length=64, **settings))
+    for settings in ({"chunk_size": 32}, {"block_size": 16, "chunk_size": 16, "max_num_batched_tokens": 16}):
+        engine = Engine(model, config=EngineConfig(max_model_len=64, **settings))
         ids_ = [engine.add(row, SamplingParams.greedy(max_tokens=TOKENS)) for row in rows[:3]]
         outputs = finish(engine)
         ids_.append(engine.add(rows[3], SamplingParams.greedy(max_tokens=TOKENS)))
@@ -56,7 +56,7 @@ def test_integer_weights_in_half_precision(weights: Any, tmp_path: Path) -> None
     params = SamplingParams(seed=1, max_tokens=TOKENS, logprobs=0)
     tokens = []
     for rows in ([row], [row, other]):
-        engine = Engine(model, config=EngineConfig(max_length=64))
+        engine = Engine(model, config=EngineConfig(max_model_len=64))
         ids = [engine.add(r, params) for r in rows]
         tokens.append(finish(engine)[ids[0]].token_ids)
     assert tokens[0] == tokens[1]
@@ -82,7 +82,7 @@ def test_recorded_steps(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(decode, "recorder", lambda device: capture)
     results = []
     for record in (False, True):
-        engine = Engine(model, config=EngineConfig(max_length=64, record=record))
+        engine = Engine(model, config=EngineConfig(max_model_len=64, enforce_eager=not record))
         # One, then several requests: steps of other numbers of sequences come and go, and come again.
         outputs = {}
         ids = [engine.add(row, SamplingParams.greedy(max_tokens=4 + 3 * i)) for i, row in enumerate(prompts(20, 3, 33))]
@@ -99,7 +99,7 @@ def test_nan_logits_end_one_request(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     model = Llama.from_pretrained(tmp_path, device=cuda_device())
     model.embed.weight.data[7] = torch.nan
-    engine = Engine(model, config=EngineConfig(max_length=64))
+    engine = Engine(model, config=EngineConfig(max_model_len=64))
     (row,) = prompts(20)
     no_nan = SamplingParams.greedy(max_tokens=TOKENS, logit_bias={7: -torch.inf})
     good, bad = engine.add(row, no_nan), engine.add([*row, 7], SamplingParams.greedy(max_tokens=TOKENS))

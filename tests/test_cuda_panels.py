@@ -88,6 +88,6 @@ def test_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     read = Llama.from_pretrained(tmp_path / "cpu", device=str(DEVICE), progress=False)
     assert read.layers[0].mlp.down.format == name and read.head.format == "group8"
     prompt = ids[0].tolist()
-    engine = Engine(read, config=EngineConfig(max_length=64))
+    engine = Engine(read, config=EngineConfig(max_model_len=64))
     id = engine.add(prompt, SamplingParams.greedy(max_tokens=8))
     assert finish(engine)[id].token_ids == greedy(model, ids[:1], max_new_tokens=8)[0, len(prompt) :].tolist()

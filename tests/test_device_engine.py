@@ -36,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("weights", ["dense", "int8"])
 def test_llm(folder: Path, params: SamplingParams, weights: Any) -> None:
-    expected = [output.token_ids for output in LLM(folder, weights=weights).generate(PROMPTS, params)]
-    llm = LLM(folder, weights=weights, device="infini")
+    expected = [output.token_ids for output in LLM(folder, quantization=weights).generate(PROMPTS, params)]
+    llm = LLM(folder, quantization=weights, device="infini")
     outputs = llm.generate(PROMPTS, params)
     assert [output.token_ids for output in outputs] == expected and len(expected[0]) > 1
     assert llm.metrics().free_blocks == llm.metrics().blocks

@@ -67,21 +67,21 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
     length = max(map(len, rows)) + TOKENS
     for i, settings in enumerate(
         (
-            {"max_sequences": 1, "chunk_size": 32},
-            {"record": False, "reuse_prefixes": False},
-            {"block_size": 16, "chunk_size": 16, "max_batched_tokens": 16},
+            {"max_num_seqs": 1, "chunk_size": 32},
+            {"enforce_eager": True, "enable_prefix_caching": False},
+            {"block_size": 16, "chunk_size": 16, "max_num_batched_tokens": 16},
             {"block_size": 8, "chunk_size": 8, "cache_blocks": 70},  # two of the five at a time: preemptions
-            {"block_size": length, "max_sequences": 5, "reuse_prefixes": False},  # a block each: a static cache
+            {"block_size": length, "max_num_seqs": 5, "enable_prefix_caching": False},  # a block each: a static cache
         )
     ):
-        engine = Engine(model, config=EngineConfig(max_length=length, **settings))
+        engine = Engine(model, config=EngineConfig(max_model_len=length, **settings))
         for row, new in zip(rows, with_arrivals(engine, rows, params, i), strict=True):
             assert len(new) == TOKENS
             check_likeliest(theirs, row, new)
         metrics = engine.metrics()
         assert metrics.free_blocks == metrics.blocks
         assert (metrics.preemptions > 0) == ("cache_blocks" in settings)
-        assert (metrics.reused_tokens >= 64) == settings.get("reuse_prefixes", True)
+        assert (metrics.reused_tokens >= 64) == settings.get("enable_prefix_caching", True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -98,7 +98,7 @@ def test_sampled_tokens_do_not_depend_on_neighbours(
         SamplingParams(temperature=1.0 + i / 4, top_p=(1.0, 0.9)[i % 2], top_k=(0, 50)[i % 2], seed=i, max_tokens=60)
         for i in range(len(rows))
     ]
-    config = EngineConfig(block_size=16, chunk_size=32, reuse_prefixes=False, kv_cache_dtype=kv_cache_dtype)
+    config = EngineConfig(block_size=16, chunk_size=32, enable_prefix_caching=False, kv_cache_dtype=kv_cache_dtype)
     alone = []
     for row, params in zip(rows, settings, strict=True):
         engine = Engine(model, config=config)
@@ -126,16 +126,16 @@ def test_int8_keys_and_values(tmp_path: Path) -> None:
     params = SamplingParams.greedy(max_tokens=60)
 
     def serve(seed: int, **settings: Any) -> tuple[list[list[int]], Any]:
-        engine = Engine(model, config=EngineConfig(max_length=200, **settings))
+        engine = Engine(model, config=EngineConfig(max_model_len=200, **settings))
         tokens, metrics = with_arrivals(engine, rows, params, seed), engine.metrics()
         assert metrics.free_blocks == metrics.blocks
         return tokens, metrics
 
-    alone, _ = serve(0, kv_cache_dtype="int8", max_sequences=1, reuse_prefixes=False)
-    for i, settings in enumerate(({"record": False}, {"block_size": 16}, {"block_size": 200, "max_sequences": 5})):
-        together, _ = serve(i, kv_cache_dtype="int8", reuse_prefixes=False, **settings)
+    alone, _ = serve(0, kv_cache_dtype="int8", max_num_seqs=1, enable_prefix_caching=False)
+    for i, settings in enumerate(({"enforce_eager": True}, {"block_size": 16}, {"block_size": 200, "max_num_seqs": 5})):
+        together, _ = serve(i, kv_cache_dtype="int8", enable_prefix_caching=False, **settings)
         assert together == alone, settings
-    cut, metrics = serve(3, kv_cache_dtype="int8", block_size=16, chunk_size=16, max_batched_tokens=16)
+    cut, metrics = serve(3, kv_cache_dtype="int8", block_size=16, chunk_size=16, max_num_batched_tokens=16)
     assert metrics.reused_tokens >= 64
     preempted, metrics = serve(4, kv_cache_dtype="int8", block_size=8, cache_blocks=25)
     assert metrics.preemptions > 0 and preempted == alone
@@ -187,7 +187,7 @@ def test_ends(tmp_path: Path) -> None:
     late = run(greedy(max_tokens=50, stop_token_ids=[token], min_tokens=at + 5))
     assert len(late.token_ids) >= at + 5
     whole = run(greedy(max_tokens=None))
-    assert len(whole.tokens) == SMALL["max_position_embeddings"] - len(row)
+    assert len(whole.token_ids) == SMALL["max_position_embeddings"] - len(row)
 
 
 def test_end_of_sequence(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_log_probabilities(tmp_path: Path) -> None:
 
 
 def test_cancelled(tmp_path: Path) -> None:
-    engine = small_engine(tmp_path, max_sequences=2)
+    engine = small_engine(tmp_path, max_num_seqs=2)
     rows = prompts(30, 31, 32)
     ids = [engine.add(row, SamplingParams.greedy(max_tokens=20)) for row in rows]
     for _ in range(4):
@@ -281,7 +281,7 @@ def test_a_step_that_fails_ends_its_requests_alone(tmp_path: Path, monkeypatch: 
         (
             [1] * 64,
             {},
-            "prompt must be shorter than 64 tokens, the least of max_length and what the cache holds, got 64",
+            "prompt must be shorter than 64 tokens, the least of max_model_len and what the cache holds, got 64",
         ),
         ([1], {"n": 1025}, "n must be at most 1024, got 1025"),
         ([1], {"stop_token_ids": [5000]}, "stop_token_ids and logit_bias must name tokens from 0 to 319, got 5000"),
@@ -292,7 +292,7 @@ def test_a_step_that_fails_ends_its_requests_alone(tmp_path: Path, monkeypatch: 
 )
 def test_requests_that_are_refused(prompt: Any, params: dict[str, Any], rule: str, tmp_path: Path) -> None:
     """The others go on."""
-    engine = small_engine(tmp_path, tokenizer=False, max_sequences=8, cache_blocks=4, block_size=16)
+    engine = small_engine(tmp_path, tokenizer=False, max_num_seqs=8, cache_blocks=4, block_size=16)
     (row,) = prompts(20)
     id = engine.add(row, SamplingParams(max_tokens=10))
     engine.step()
@@ -304,13 +304,16 @@ def test_requests_that_are_refused(prompt: Any, params: dict[str, Any], rule: st
 @pytest.mark.parametrize(
     "settings, rule",
     [
-        ({"max_sequences": 0}, "torch_infini.EngineConfig: max_sequences must be an integer of at least 1, got 0"),
+        ({"max_num_seqs": 0}, "torch_infini.EngineConfig: max_num_seqs must be an integer of at least 1, got 0"),
         ({"block_size": 1.5}, "torch_infini.EngineConfig: block_size must be an integer of at least 1, got 1.5"),
         ({"kv_cache_dtype": "fp8"}, "EngineConfig: kv_cache_dtype must be \"int8\" or None (the model's), got 'fp8'"),
         ({"kv_cache_dtype": torch.int8}, 'kv_cache_dtype must be "int8" or None (the model\'s), got torch.int8'),
         ({"cache_bytes": 1}, "torch_infini.Engine: cache_bytes must be at least a block's, "),
         ({"cache_bytes": 1 << 20, "cache_blocks": 3}, "cache_blocks must be None where cache_bytes is given, got both"),
-        ({"max_length": 513}, "torch_infini.Engine: max_length must be at most the model's positions, 512, got 513"),
+        (
+            {"max_model_len": 513},
+            "torch_infini.Engine: max_model_len must be at most the model's positions, 512, got 513",
+        ),
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], rule: str, tmp_path: Path) -> None:
@@ -323,7 +326,7 @@ def test_cache_bytes(tmp_path: Path) -> None:
     engine = small_engine(tmp_path, cache_bytes=100 * token, block_size=16)
     assert engine.bytes_per_token == token
     assert engine.metrics().blocks == 6
-    assert engine.max_length == 96
+    assert engine.max_model_len == 96
     int8 = small_engine(tmp_path, cache_bytes=100 * token, block_size=16, kv_cache_dtype="int8")
     assert int8.bytes_per_token == 2 * 3 * 2 * (16 + 4)  # a scale of 4 bytes for each row of 16
     assert int8.metrics().blocks == 20
@@ -331,7 +334,7 @@ def test_cache_bytes(tmp_path: Path) -> None:
 
 def test_first_come_first_served(tmp_path: Path) -> None:
     """With room for two, requests begin in their order, and a long prompt does not stop running requests."""
-    engine = small_engine(tmp_path, max_sequences=2, chunk_size=32, max_batched_tokens=32)
+    engine = small_engine(tmp_path, max_num_seqs=2, chunk_size=32, max_num_batched_tokens=32)
     rows = prompts(200, 5, 5, 5)
     ids = [engine.add(row, SamplingParams.greedy(max_tokens=12)) for row in rows]
     seen: list[str] = []
@@ -354,20 +357,22 @@ def test_first_come_first_served(tmp_path: Path) -> None:
 
 
 def test_chunks_of_one_prompt_in_a_step(tmp_path: Path) -> None:
-    """As many as max_batched_tokens allows; where they are cut decides about last bits, not how many a step takes."""
+    """As many as max_num_batched_tokens allows; where they are cut decides about last bits, not how many there are."""
     (row,) = prompts(100)
     found = {}
     cases = (16, 16, 7), (16, 50, 2), (16, 1000, 1), (1, 40, 3), (1, 100, 1), (100, 1, 1)
-    for chunk_size, max_batched_tokens, steps in cases:
-        engine = small_engine(tmp_path, chunk_size=chunk_size, max_batched_tokens=max_batched_tokens, max_sequences=4)
+    for chunk_size, max_num_batched_tokens, steps in cases:
+        engine = small_engine(
+            tmp_path, chunk_size=chunk_size, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=4
+        )
         engine.add(row, SamplingParams.greedy(max_tokens=3, logprobs=5))
         taken = 1
         while not (outputs := engine.step()):
             taken += 1
-        assert taken == steps, (chunk_size, max_batched_tokens)
+        assert taken == steps, (chunk_size, max_num_batched_tokens)
         while not outputs[0].finished:
             outputs = engine.step()
-        found[chunk_size, max_batched_tokens] = outputs[0].outputs[0]
+        found[chunk_size, max_num_batched_tokens] = outputs[0].outputs[0]
     for other in found.values():
         assert other.token_ids == found[16, 16].token_ids
     assert found[16, 16].logprobs == found[16, 50].logprobs == found[16, 1000].logprobs

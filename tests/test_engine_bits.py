@@ -68,7 +68,7 @@ def alone(model: Llama, rows: list[list[int]], **settings: Any) -> list[Any]:
     """Each request in an engine that has nothing else and remembers nothing."""
     found = []
     for seed, row in enumerate(rows):
-        engine = Engine(model, config=EngineConfig(max_sequences=1, reuse_prefixes=False, **settings))
+        engine = Engine(model, config=EngineConfig(max_num_seqs=1, enable_prefix_caching=False, **settings))
         engine.add(row, sampled(seed))
         (output,) = finish(engine).values()
         found.append(bits(output.outputs[0]))
@@ -95,7 +95,9 @@ def test_preempted(folder: Path, dtype: torch.dtype, weights: Any, kv_cache_dtyp
         prompt(length, i) for i, length in enumerate([560, 65, 64, 1, *(chance.randint(2, 200) for _ in range(20))])
     ]
     expected = alone(model, rows, kv_cache_dtype=kv_cache_dtype)
-    for seed, settings in enumerate(({}, {"reuse_prefixes": False}, {"record": False}, {"max_batched_tokens": 64})):
+    for seed, settings in enumerate(
+        ({}, {"enable_prefix_caching": False}, {"enforce_eager": True}, {"max_num_batched_tokens": 64})
+    ):
         config = EngineConfig(block_size=16, cache_blocks=40, kv_cache_dtype=kv_cache_dtype, **settings)
         engine = Engine(model, config=config)
         assert together(engine, rows, seed) == expected, settings
@@ -147,7 +149,7 @@ def test_generated_tokens_as_a_prompt(folder: Path) -> None:
 def test_replayed_tokens_ask_for_no_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a sequence that is computed again only the last token's logits are."""
     model = Llama.from_pretrained(folder, "dense", torch.float32)
-    engine = Engine(model, config=EngineConfig(block_size=16, cache_blocks=12, reuse_prefixes=False))
+    engine = Engine(model, config=EngineConfig(block_size=16, cache_blocks=12, enable_prefix_caching=False))
     ids = [engine.add(prompt(40, i), SamplingParams.greedy(max_tokens=80)) for i in range(2)]
     run, shapes = engine._runner.run, []
 

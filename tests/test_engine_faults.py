@@ -308,11 +308,11 @@ def test_interrupts_at_any_line_of_the_engine(seed: int, tmp_path: Path) -> None
     without an interrupt.
     """
     settings: dict[str, Any] = {
-        "max_sequences": 6,
+        "max_num_seqs": 6,
         "cache_blocks": 12,
         "block_size": 4,
         "chunk_size": 8,
-        "record": seed > 0,
+        "enforce_eager": seed == 0,
     }
     model = small_engine(tmp_path)
 
@@ -342,7 +342,7 @@ def test_interrupts_at_any_line_of_the_engine(seed: int, tmp_path: Path) -> None
 
 def test_interrupts_at_any_line_of_a_call(folder: Path) -> None:
     """A call of generate that is interrupted leaves nothing behind, and a stream beside it misses nothing."""
-    llm = LLM(folder, cache_blocks=64, block_size=8, record=False, reuse_prefixes=False)
+    llm = LLM(folder, cache_blocks=64, block_size=8, enforce_eager=True, enable_prefix_caching=False)
     params = SamplingParams.greedy(max_tokens=4, ignore_eos=True)
 
     def serve(interrupts: Interrupts) -> tuple[str, list[int]]:
@@ -596,21 +596,21 @@ def test_settings_name_the_bound_that_was_missed(settings: dict[str, Any], rule:
     "settings, error, rule",
     [
         (
-            {"max_sequences": 10**30},
+            {"max_num_seqs": 10**30},
             ValueError,
-            f"EngineConfig: max_sequences must be at most {2**63 - 1}, got {10**30}",
+            f"EngineConfig: max_num_seqs must be at most {2**63 - 1}, got {10**30}",
         ),
-        ({"max_sequences": True}, ValueError, "EngineConfig: max_sequences must be an integer of at least 1, got True"),
-        ({"max_sequences": None}, ValueError, "EngineConfig: max_sequences must be an integer of at least 1, got None"),
+        ({"max_num_seqs": True}, ValueError, "EngineConfig: max_num_seqs must be an integer of at least 1, got True"),
+        ({"max_num_seqs": None}, ValueError, "EngineConfig: max_num_seqs must be an integer of at least 1, got None"),
         ({"cache_blocks": 10**30}, ValueError, f"EngineConfig: cache_blocks must be at most {2**63 - 1}, got {10**30}"),
-        ({"record": "no"}, ValueError, "EngineConfig: record must be True or False, got 'no'"),
+        ({"enforce_eager": "no"}, ValueError, "EngineConfig: enforce_eager must be True or False, got 'no'"),
         (
             {"cache_blocks": 2**62},
             MemoryError,
             f"Engine: cache and batch must fit into memory, got {2**62} blocks of 32",
         ),
         ({"cache_bytes": 2**62}, MemoryError, "Engine: cache and batch must fit into memory, got "),
-        ({"max_sequences": 2**60, "cache_blocks": 4}, MemoryError, f"and max_sequences {2**60} (give cache_bytes, or"),
+        ({"max_num_seqs": 2**60, "cache_blocks": 4}, MemoryError, f"and max_num_seqs {2**60} (give cache_bytes, or"),
     ],
     ids=repr,
 )
@@ -624,7 +624,7 @@ def test_engines_that_fit_no_machine(
 def test_too_many_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No process is started for them."""
     with pytest.raises(ValueError, match="size must be at most 64, the ranks of one machine, got 1000000"):
-        LLM(folder, tensor_parallel=1_000_000)
+        LLM(folder, tensor_parallel_size=1_000_000)
     assert main(["generate", "--model", str(folder), "--threads", "1000000000000"]) == 2
     assert "--threads must be at most 1024, got 1000000000000" in capsys.readouterr().err
 
@@ -666,18 +666,21 @@ def test_a_template_that_raises(folder: Path) -> None:
     [
         (
             lambda llm: llm.generate("x", 5),
-            "LLM.generate: params must be SamplingParams, None, or a list of one for each",
+            "LLM.generate: sampling_params must be SamplingParams, None, or a list of one for each",
         ),
         (
             lambda llm: llm.generate(["x"], iter([GREEDY])),
-            "LLM.generate: params must be SamplingParams, None, or a list",
+            "LLM.generate: sampling_params must be SamplingParams, None, or a list",
         ),
         (lambda llm: LLM(5), "torch_infini.LLM: model must be a folder, a Llama or a model of transformers, got int"),
         (
-            lambda llm: LLM(llm.engine.model, tensor_parallel=0),
-            "tensor_parallel must be an integer of at least 1, got 0",
+            lambda llm: LLM(llm.engine.model, tensor_parallel_size=0),
+            "tensor_parallel_size must be an integer of at least 1, got 0",
         ),
-        (lambda llm: LLM("x", tensor_parallel=True), "tensor_parallel must be an integer of at least 1, got True"),
+        (
+            lambda llm: LLM("x", tensor_parallel_size=True),
+            "tensor_parallel_size must be an integer of at least 1, got True",
+        ),
         (
             lambda llm: LLM("x", device="nowhere"),
             "torch_infini.LLM: device must be cpu, cuda, cuda:N, or infini once it is enabled, got 'nowhere'",

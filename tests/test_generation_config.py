@@ -15,6 +15,7 @@ from support.serving import ask, save_model, service_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.engine.defaults import sampling_defaults
+from torch_infini.testing.checkpoints import save_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GIVEN = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1}
@@ -47,8 +48,9 @@ def test_none_ignores_them(folder: Callable[..., Path]) -> None:
     for model in (path, LLM(path).engine.model):
         llm = LLM(model, generation_config="none" if model is path else "auto")
         assert llm.engine.sampling == {} and llm.engine.new_request([3]).params == SamplingParams()
-    with pytest.raises(ValueError, match="generation_config must be 'auto' or 'none', got 'vllm'"):
-        LLM(path, generation_config="vllm")  # type: ignore[arg-type]
+    assert LLM(path, generation_config="vllm").engine.sampling == {}
+    with pytest.raises(ValueError, match="generation_config must be 'auto' or 'none', got 'folder'"):
+        LLM(path, generation_config="folder")  # type: ignore[arg-type]
 
 
 def test_forms_of_values(folder: Callable[..., Path]) -> None:
@@ -71,20 +73,20 @@ def test_forms_of_values(folder: Callable[..., Path]) -> None:
         LLM(path)
 
 
-def test_a_path_is_no_tokenizer(folder: Callable[..., Path]) -> None:
+def test_a_tokenizer_of_another_folder(folder: Callable[..., Path], tmp_path: Path) -> None:
+    """By its path; a path that is none is an error that names it."""
     path = folder()
-    with pytest.raises(ValueError) as caught:
-        LLM(path, tokenizer=str(path))  # type: ignore[arg-type]
-    assert str(caught.value) == (
-        "torch_infini.LLM: tokenizer must be one of transformers' (AutoTokenizer.from_pretrained makes one) or None, "
-        f"got {str(path)!r}"
-    )
+    (tmp_path / "other").mkdir()
+    save_tokenizer(tmp_path / "other", 512)
+    assert LLM(path, tokenizer=tmp_path / "other").engine.tokenizer is not None
+    with pytest.raises(FileNotFoundError, match="the tokenizer's folder must exist, got nowhere"):
+        LLM(path, tokenizer="nowhere")
 
 
 def test_the_server_has_them(folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's field, then the server's setting, then the model's, then OpenAI's default."""
     pytest.importorskip("fastapi")
-    with_model = AsyncLLM(folder(**GIVEN), max_sequences=4)
+    with_model = AsyncLLM(folder(**GIVEN), max_num_seqs=4)
     service = service_of(with_model, sampling={"top_p": 0.5})
     seen: list[SamplingParams] = []
     new_request = with_model.engine.new_request

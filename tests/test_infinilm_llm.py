@@ -571,7 +571,7 @@ def test_reads_that_are_refused(served: AsyncLLMEngine) -> None:
         ({"enable_graph": None}, "enable_graph must be True or False, got None"),
         ({"device": "mlu"}, "device must be cpu"),
         ({"dtype": "float64"}, "dtype must be float32, bfloat16 or float16, got 'float64'"),
-        ({"max_sequences": 4}, "max_sequences must be given as max_batch_size, got 4"),
+        ({"max_num_seqs": 4}, "max_num_seqs must be given as max_batch_size, got 4"),
     ],
     ids=str,
 )
@@ -584,7 +584,7 @@ def test_configs_that_are_refused(folder: Path, fields: dict[str, Any], rule: st
 def test_other_ways_to_fail(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         LLM(tmp_path, **SIZES)
-    with pytest.raises(TypeError, match="no_such"):
+    with pytest.raises(ValueError, match="got no_such=1"):
         LLM(folder, **SIZES, no_such=1)
     with pytest.raises(ValueError, match="config must be an EngineConfig"):
         LLMEngine(str(folder))  # type: ignore[arg-type]
@@ -600,8 +600,8 @@ def test_other_ways_to_fail(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_the_engine_is_told(folder: Path) -> None:
     arguments = EngineConfig(folder, **SIZES, tensor_parallel_size=2, enable_graph=False, settings={"chunk_size": 64})
     found = arguments.arguments()
-    assert (found["tensor_parallel"], found["record"], found["chunk_size"]) == (2, False, 64)
-    assert (found["max_sequences"], found["cache_blocks"], found["block_size"]) == (16, 64, 16)
+    assert (found["tensor_parallel_size"], found["enforce_eager"], found["chunk_size"]) == (2, True, 64)
+    assert (found["max_num_seqs"], found["cache_blocks"], found["block_size"]) == (16, 64, 16)
 
 
 def test_a_cache_beyond_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ def test_bad_calls(folder: Path, tmp_path: Path) -> None:
     assert llm.metrics().free_blocks == llm.metrics().blocks
     with pytest.raises(FileNotFoundError, match="the folder must exist, got .*nowhere"):
         LLM(tmp_path / "nowhere")
-    with pytest.raises(TypeError, match="max_seqs"):
+    with pytest.raises(ValueError, match=r"got max_seqs=3 \(the nearest is max_num_seqs\)"):
         LLM(folder, max_seqs=3)
 
 

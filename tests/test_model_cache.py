@@ -185,7 +185,7 @@ def test_two_ranks(folder: Path, root: Path, caplog: pytest.LogCaptureFixture) -
     params = SamplingParams.greedy(max_tokens=8, logprobs=3)
     found = []
     for _ in range(2):
-        llm = LLM(folder, tensor_parallel=2, dtype="float32")
+        llm = LLM(folder, tensor_parallel_size=2, dtype="float32")
         (output,) = llm.generate([TOKENS], params)
         found.append((output.outputs[0].token_ids, output.outputs[0].logprobs))
         del llm

@@ -236,7 +236,7 @@ def test_llm_errors(tmp_path: Path) -> None:
     save_patched(model, tmp_path)
     assert made_by_llm(tmp_path, tokens(1), weights="int8") == made_by_llm(tmp_path, tokens(1))
     with pytest.raises(ValueError, match=r"weights must be left out .* or be its format \(.*int8.*\), got 'int4'"):
-        LLM(tmp_path, weights="int4", progress=False)
+        LLM(tmp_path, quantization="int4", progress=False)
     config = json.loads((tmp_path / "config.json").read_text())
     for name, layer, message in (
         ("model.layers.9.mlp.up_proj", {"format": "int8", "group": 0}, "must name linear layers of the model, got"),

@@ -33,7 +33,7 @@ PROMPT = "naïve café ☕"
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
     torch.set_num_threads(1)
-    made = AsyncLLM(save_model(tmp_path_factory.mktemp("model")), reuse_prefixes=False)
+    made = AsyncLLM(save_model(tmp_path_factory.mktemp("model")), enable_prefix_caching=False)
     yield made
     made.close()
 
@@ -68,7 +68,7 @@ def expected(llm: AsyncLLM, prompt: list[int] | str, **params: Any) -> RequestOu
     """What LLM.generate gives, by a second engine on the same model."""
     from torch_infini import LLM
 
-    other = LLM(llm.engine.model, tokenizer=llm.engine.tokenizer, reuse_prefixes=False)
+    other = LLM(llm.engine.model, tokenizer=llm.engine.tokenizer, enable_prefix_caching=False)
     return other.generate([prompt], SamplingParams(**params))[0]
 
 
@@ -202,7 +202,7 @@ def test_fields_of_sampling(llm: AsyncLLM, service: Service) -> None:
     chat = {"messages": MESSAGES, "max_completion_tokens": 3, "user": "me", "metadata": {"a": "b"}, "tools": None}
     assert ask(service, "POST", "/v1/chat/completions", json=chat).json()["usage"]["completion_tokens"] == 3
     whole = ask(service, "POST", "/v1/chat/completions", json={"messages": MESSAGES, "logit_bias": {"300": 100}})
-    assert whole.json()["usage"]["total_tokens"] == service.max_length  # no limit but the context
+    assert whole.json()["usage"]["total_tokens"] == service.max_model_len  # no limit but the context
 
 
 def test_end_of_sequence(tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def test_log_probabilities_of_a_stop_string(include: bool, stream: bool, llm: As
 
 def test_more_samples_than_run_at_a_time(llm: AsyncLLM, service: Service) -> None:
     """They wait for each other, and each is what its seed gives."""
-    most = llm.engine.config.max_sequences
+    most = llm.engine.config.max_num_seqs
     body = {"prompt": PROMPT, "seed": 5, "max_tokens": 8, "n": 3 * most + 1}
     answer = ask(service, "POST", "/v1/completions", json=body).json()
     want = expected(llm, PROMPT, seed=5, max_tokens=8, n=3 * most + 1)

@@ -27,7 +27,7 @@ TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
     torch.set_num_threads(1)
-    made = AsyncLLM(save_model(tmp_path_factory.mktemp("model")), max_sequences=4)
+    made = AsyncLLM(save_model(tmp_path_factory.mktemp("model")), max_num_seqs=4)
     yield made
     made.close()
 
@@ -72,7 +72,7 @@ def test_texts_are_measured_before_they_are_tokenized(
 ) -> None:
     """By the longest token: what may fit is tokenized, what cannot is not."""
     assert service.token_texts is not None
-    longest, most = service.token_texts.longest, service.max_length
+    longest, most = service.token_texts.longest, service.max_model_len
     tokenizer: Any = llm.engine.tokenizer
     assert 1 <= longest <= max(len(token.encode()) for token in tokenizer.get_vocab())
     nothing_is_made(monkeypatch, llm)
@@ -92,12 +92,12 @@ def test_texts_are_measured_before_they_are_tokenized(
 def test_tokens_of_any_text_are_counted(service: Service) -> None:
     """Nothing is computed with them, so that the context is no bound."""
     assert service.token_texts is not None
-    text = "a" * (service.max_length * service.token_texts.longest)
+    text = "a" * (service.max_model_len * service.token_texts.longest)
     for body in ({"prompt": text}, {"prompt": text, "add_special_tokens": False}):
         answer = ask(service, "POST", "/tokenize", json=body)
-        assert answer.status_code == 200 and answer.json()["count"] >= service.max_length
+        assert answer.status_code == 200 and answer.json()["count"] >= service.max_model_len
     messages = [{"role": "user", "content": text}]
-    assert ask(service, "POST", "/tokenize", json={"messages": messages}).json()["count"] >= service.max_length
+    assert ask(service, "POST", "/tokenize", json={"messages": messages}).json()["count"] >= service.max_model_len
 
 
 class Blocked:

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[AsyncLLM]:
     torch.set_num_threads(1)
-    made = AsyncLLM(folder, max_sequences=4)
+    made = AsyncLLM(folder, max_num_seqs=4)
     yield made
     made.close()
 

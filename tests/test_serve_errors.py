@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[AsyncLLM]:
     torch.set_num_threads(1)
-    made = AsyncLLM(folder, max_sequences=4)
+    made = AsyncLLM(folder, max_num_seqs=4)
     yield made
     made.close()
 
@@ -359,7 +359,7 @@ def test_body_limit(llm: AsyncLLM) -> None:
 
 
 def test_queue_and_draining(llm: AsyncLLM, slow: None) -> None:
-    """Beyond max_sequences and max_queue: 429. While draining: 503 for new requests, the others go on to their end."""
+    """Beyond max_num_seqs and max_queue: 429. While draining: 503 for new requests, the others go on to their end."""
     service = service_of(llm, max_queue=1)
     long = {"prompt": "hello", "max_tokens": 100, "ignore_eos": True}
     with serving(service) as url:
@@ -487,7 +487,7 @@ def test_bad_arguments_of_the_command(capsys: pytest.CaptureFixture[str], tmp_pa
             (["--max-queue", "-1"], "max_queue must"),
             (["--api-key", ""], "api_key must"),
             (["--chat-template", str(tmp_path / "none")], "No such file"),
-            (["--port", "0", "--max-sequences", "0"], "max_sequences must"),
+            (["--port", "0", "--max-num-seqs", "0"], "max_num_seqs must"),
         ):
             assert main(["serve", *arguments]) == 2
             assert sentence in capsys.readouterr().err

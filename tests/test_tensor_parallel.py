@@ -75,7 +75,7 @@ def test_tokens_are_those_of_one_rank(name: str, size: int, tmp_path: Path) -> N
     rows = [[token % (VOCABULARY - 3) for token in row] for row in prompts(3, 40, 1, 90)]
     rows.append(rows[3][:64] + rows[1])
     params = SamplingParams.greedy(max_tokens=TOKENS)
-    settings = {"block_size": 8, "cache_blocks": 50, "chunk_size": 32, "max_length": 200}
+    settings = {"block_size": 8, "cache_blocks": 50, "chunk_size": 32, "max_model_len": 200}
     want = tokens_of(LLM(tmp_path, **settings), rows, params)
     for row, (new,) in zip(rows, want, strict=True):  # ranks add up in another order, which must decide no token
         with torch.no_grad():
@@ -183,11 +183,11 @@ def test_workers(tmp_path: Path) -> None:
     """A program that is not under torchrun starts the other ranks; they end with the LLM, and leave nothing."""
     random_model("qwen3").save_pretrained(tmp_path)
     rows = prompts(5, 70, 33)
-    settings = {"block_size": 8, "cache_blocks": 30, "max_length": 200}
+    settings = {"block_size": 8, "cache_blocks": 30, "max_model_len": 200}
     params = [SamplingParams.greedy(max_tokens=50), SamplingParams(n=2, seed=7, max_tokens=40), SamplingParams(seed=2)]
     want = tokens_of(LLM(tmp_path, **settings), rows, params)
     before = set(os.listdir("/dev/shm"))
-    llm = LLM(tmp_path, tensor_parallel=2, **settings)
+    llm = LLM(tmp_path, tensor_parallel_size=2, **settings)
     workers = llm.engine.model.tp_group.workers
     assert tokens_of(llm, rows, params) == want
     assert {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("infiniccl")} == set()
@@ -200,7 +200,7 @@ def test_workers(tmp_path: Path) -> None:
 
 def test_a_worker_that_ends(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
-    llm = LLM(tmp_path, tensor_parallel=2)
+    llm = LLM(tmp_path, tensor_parallel_size=2)
     assert llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].outputs[0].error is None
     workers = llm.engine.model.tp_group.workers
     workers._processes[0].kill()
@@ -227,7 +227,7 @@ def test_async(tmp_path: Path) -> None:
     want = tokens_of(LLM(tmp_path), rows, SamplingParams.greedy(max_tokens=20))
 
     async def run() -> list[Any]:
-        async with AsyncLLM(tmp_path, tensor_parallel=2) as llm:
+        async with AsyncLLM(tmp_path, tensor_parallel_size=2) as llm:
             return await asyncio.gather(*(llm.generate(row, SamplingParams.greedy(max_tokens=20)) for row in rows))
 
     assert [[c.token_ids for c in output.outputs] for output in asyncio.run(run())] == want

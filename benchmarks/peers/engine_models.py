@@ -57,8 +57,8 @@ class EngineModels(protocol.Worker):
         if key not in self.llms:
             # A block to spare for each, which the scheduler wants before it takes one more in.
             blocks = sequences * (-(-length // BLOCK) + 1)
-            settings = {"reuse_prefixes": False, "block_size": BLOCK, "cache_blocks": blocks} | settings
-            self.llms[key] = LLM(self.model, max_sequences=sequences, max_length=length, **settings)
+            settings = {"enable_prefix_caching": False, "block_size": BLOCK, "cache_blocks": blocks} | settings
+            self.llms[key] = LLM(self.model, max_num_seqs=sequences, max_model_len=length, **settings)
         return self.llms[key]
 
     def logits(self, tokens: list[int], prompt: int, out: str) -> None:
@@ -70,7 +70,7 @@ class EngineModels(protocol.Worker):
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         # All prompts begin in the first step, so that all have their context, and end, at the same time.
-        engine = self.llm(batch, context + steps + 1, max_batched_tokens=batch * context).engine
+        engine = self.llm(batch, context + steps + 1, max_num_batched_tokens=batch * context).engine
         for prompt in protocol.prompt(batch, context, self.vocabulary):
             engine.add(prompt, greedy(steps + 1))
         generated = engine.metrics().generated_tokens
@@ -113,7 +113,7 @@ class EngineModels(protocol.Worker):
         return self.timed(llm, prompts, outputs)
 
     def prefix(self, tokens: int) -> dict[str, float]:
-        llm = self.llm(1, 2 * (tokens + SUFFIX), reuse_prefixes=True)
+        llm = self.llm(1, 2 * (tokens + SUFFIX), enable_prefix_caching=True)
         text = lambda length: [self.random.randrange(self.vocabulary) for _ in range(length)]
         known = text(tokens)
         self.timed(llm, [known + text(SUFFIX)], [1])
@@ -129,7 +129,7 @@ class EngineModels(protocol.Worker):
         self.plain_read(large_pages=True)
         large = self.plain_read(large_pages=True)
         start = time.perf_counter()
-        llm = LLM(self.folder, weights=self.weights, progress=False, cache_blocks=1)
+        llm = LLM(self.folder, quantization=self.weights, progress=False, cache_blocks=1)
         seconds = time.perf_counter() - start
         del llm
         gc.collect()

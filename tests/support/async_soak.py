@@ -31,8 +31,8 @@ from .engines import resident_bytes
 AT_A_TIME = 40
 MOST = 24  # tokens of an output
 # A cache that is too small for the requests, so that sequences are preempted.
-SIZES: dict[str, Any] = {"max_sequences": 12, "cache_blocks": 28, "block_size": 8}
-STEPS: dict[str, Any] = {"chunk_size": 16, "max_batched_tokens": 48}
+SIZES: dict[str, Any] = {"max_num_seqs": 12, "cache_blocks": 28, "block_size": 8}
+STEPS: dict[str, Any] = {"chunk_size": 16, "max_num_batched_tokens": 48}
 
 
 class Job(NamedTuple):
@@ -126,7 +126,7 @@ def through_infinilm(folder: Path, jobs: Sequence[Job], loops: int = 2) -> tuple
         folder,
         "cpu",
         dtype=None,
-        max_batch_size=SIZES["max_sequences"],
+        max_batch_size=SIZES["max_num_seqs"],
         num_blocks=SIZES["cache_blocks"],
         block_size=SIZES["block_size"],
         settings=STEPS,

@@ -22,7 +22,7 @@ from torch_infini.testing.checkpoints import SMALL, random_model, save_tokenizer
 
 def small_engine(folder: Path, model: str = "llama", tokenizer: bool = True, **settings: Any) -> Engine:
     """An engine on a model of testing.checkpoints, which is saved to `folder` first."""
-    from torch_infini.engine.llm import load_tokenizer
+    from torch_infini.engine.loading import load_tokenizer
 
     theirs = random_model(model)
     theirs.save_pretrained(folder)
@@ -80,7 +80,7 @@ def soak(requests: int, seed: int = 0) -> dict[str, Any]:
     start = time.perf_counter()
     with TemporaryDirectory() as folder:
         engine = small_engine(
-            Path(folder), max_sequences=12, cache_blocks=40, block_size=8, chunk_size=16, max_batched_tokens=48
+            Path(folder), max_num_seqs=12, cache_blocks=40, block_size=8, chunk_size=16, max_num_batched_tokens=48
         )
     prefixes = [[chance.randrange(SMALL["vocab_size"]) for _ in range(40)] for _ in range(4)]
     waiting: set[str] = set()

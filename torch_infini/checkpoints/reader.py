@@ -205,6 +205,18 @@ def is_foreign(path: Path) -> bool:
     return not isinstance(entry, dict) or entry.get("quant_method") != OURS
 
 
+def method_of(path: Path) -> str | None:
+    """Return how a checkpoint is quantized by another library: its quant_method, "gguf" for a GGUF file; else None."""
+    if not is_foreign(path):
+        return None
+    if path.is_file():
+        return "gguf"
+    entry = read_object(path / "config.json").get("quantization_config")
+    if entry is None:
+        return str(described_beside(path)[0]["quant_method"])
+    return str(entry.get("quant_method")) if isinstance(entry, Mapping) else None
+
+
 def described_beside(folder: Path) -> tuple[dict[str, Any], Path]:
     """Return the description of a folder whose config.json has none, and its file."""
     for method in METHODS.values():

@@ -54,7 +54,7 @@ class LinearWeight(NamedTuple):
             return self._replace(weight=self.weight[rows], scales=scales, zeros=zeros)
         if self.columns is not None:
             raise ValueError(
-                "tensor_parallel must be 1 for act-order (desc_act), because every rank would need columns of the "
+                "tensor_parallel_size must be 1 for act-order (desc_act), because every rank would need columns of the "
                 f"input that other ranks have, got {k // (end - first)} ranks"
             )
         if self.format != "int4":
@@ -62,7 +62,7 @@ class LinearWeight(NamedTuple):
         if first % self.group or end % self.group:
             raise ValueError(
                 f"ranks must not cut the groups of {self.group} numbers, got {end - first} columns of each: use "
-                "another tensor_parallel"
+                "another tensor_parallel_size"
             )
         groups = slice(first // self.group, end // self.group)
         assert scales is not None

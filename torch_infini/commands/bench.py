@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) < 1:
             raise CommandError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
     length = arguments.prompt_tokens + arguments.output_tokens
-    llm = load(arguments, max_sequences=max(loads), reuse_prefixes=False)
-    if length > llm.engine.max_length:
+    llm = load(arguments, max_num_seqs=max(loads), enable_prefix_caching=False)
+    if length > llm.engine.max_model_len:
         raise CommandError(
-            f"--prompt-tokens and --output-tokens must be at most {llm.engine.max_length} together, got {length}"
+            f"--prompt-tokens and --output-tokens must be at most {llm.engine.max_model_len} together, got {length}"
         )
     lines = []
     for requests in loads:

@@ -120,7 +120,7 @@ def read_message(prompt: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     params = sampling_of(arguments)
-    llm = load(arguments, max_sequences=1)
+    llm = load(arguments, max_num_seqs=1)
     tp_group = llm.engine.model.tp_group
     if tp_group is not None and tp_group.workers is None:
         raise CommandError("under torchrun every rank would ask: call it without, --tp starts the ranks")

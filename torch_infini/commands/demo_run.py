@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from .._core.bandwidth import read_bandwidth
 from .._core.library import cpu_capability
 from ..demo import MODEL
-from ..engine.llm import names_code
+from ..engine.loading import names_code
 from ..patch import patch_model
 from ..patch import patched as patched_for_a_while
 from .errors import CommandError

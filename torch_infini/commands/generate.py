@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     params = sampling_of(arguments)
     try:
-        llm = load(arguments, max_sequences=1)
+        llm = load(arguments, max_num_seqs=1)
         tp_group = llm.engine.model.tp_group
         if tp_group is not None and tp_group.rank > 0:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 prints

@@ -58,11 +58,11 @@ def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[s
     try:
         return kind(
             arguments.model or MODEL,
-            weights=arguments.weights or "dense",
+            quantization=arguments.weights,
             dtype=arguments.dtype,
             device=arguments.device,
             kv_cache_dtype=arguments.kv_cache_dtype,
-            tensor_parallel=arguments.tp,
+            tensor_parallel_size=arguments.tp,
             **settings,
         )
     except (

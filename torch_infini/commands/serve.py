@@ -13,14 +13,14 @@ from .model import add_model_arguments, load_async
 HELP = "serve a model over HTTP, with OpenAI's interface"
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
-# Fields of EngineConfig that are numbers, as --max-sequences.
+# Fields of EngineConfig that are numbers, as --max-num-seqs.
 ENGINE = {
-    "max_sequences": "samples in a step (default: 32)",
-    "max_length": "tokens of a prompt and its output (default: the model's positions)",
+    "max_num_seqs": "samples in a step (default: 32)",
+    "max_model_len": "tokens of a prompt and its output (default: the model's positions)",
     "cache_bytes": "bytes for keys and values (default: at most 2 GiB)",
     "cache_blocks": "the same in blocks",
     "block_size": "tokens in a block of the cache (default: 32)",
-    "max_batched_tokens": "prompt tokens in a step (default: 512)",
+    "max_num_batched_tokens": "prompt tokens in a step (default: 512)",
     "chunk_size": "prompts are cut at multiples of this (default: 64, or 128 without grouped heads)",
 }
 
@@ -67,13 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: requests have the sampling settings of the model's generation_config.json where they give none "
         "(default); none: OpenAI's",
     )
-    parser.add_argument("--no-reuse-prefixes", action="store_true", help="compute every prompt from its beginning")
+    parser.add_argument(
+        "--no-enable-prefix-caching", action="store_true", help="compute every prompt from its beginning"
+    )
     parser.add_argument(
         "--no-reuse-generated",
         action="store_true",
         help="reuse no blocks with other requests' output: the same last bits with and without them",
     )
-    parser.add_argument("--no-record", action="store_true", help="do not record decode steps for replay")
+    parser.add_argument("--enforce-eager", action="store_true", help="do not record decode steps for replay")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -110,7 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             engine: dict[str, Any] = {name: getattr(arguments, name) for name in ENGINE}
             engine = {name: value for name, value in engine.items() if value is not None}
-            engine["reuse_prefixes"], engine["record"] = not arguments.no_reuse_prefixes, not arguments.no_record
+            engine["enable_prefix_caching"] = not arguments.no_enable_prefix_caching
+            engine["enforce_eager"] = arguments.enforce_eager
             engine["reuse_generated"] = not arguments.no_reuse_generated
             engine["generation_config"] = arguments.generation_config
             llm = load_async(arguments, **engine)

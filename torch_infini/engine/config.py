@@ -16,56 +16,57 @@ class EngineConfig:
     """Limits of an engine: how many requests it serves at a time, in how much memory.
 
     Attributes:
-        max_sequences: The most sequences in a step.
-        max_length: The most tokens of a sequence, prompt included; None: the model's positions.
-        cache_bytes: Bytes for keys and values; None: enough for max_sequences of max_length, at most 2 GiB.
+        max_num_seqs: The most sequences in a step.
+        max_model_len: The most tokens of a sequence, prompt included; None: the model's positions.
+        cache_bytes: Bytes for keys and values; None: enough for max_num_seqs of max_model_len, at most 2 GiB.
         cache_blocks: The same in blocks; at most one of the two.
         block_size: Tokens in a block of the cache.
         kv_cache_dtype: "int8": keys and values are kept as int8 with a float32 scale for each token and head: 0.52 of
             the memory of bfloat16 for heads of 128 columns; docs/engine.md says how fast and how exact that is. None:
             in the model's dtype.
-        max_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt: sequences that
-            generate wait while a step takes longer.
+        max_num_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt: sequences
+            that generate wait while a step takes longer.
         chunk_size: Prompts are cut at multiples of this many tokens. None: 64, or 128 for a model with as many key
             heads as query heads, whose attention would take 1.1 times as long in smaller ones.
-        reuse_prefixes: Whether a prompt may begin with blocks that others filled with the same tokens, up to a multiple
-            of chunk_size.
+        enable_prefix_caching: Whether a prompt may begin with blocks that others filled with the same tokens, up to a
+            multiple of chunk_size.
         reuse_generated: Whether these may also be tokens that another request generated, as in a conversation's next
             turn. Generated tokens are computed one by one and prompts in chunks, so that last bits may then differ from
             those of the same request without reuse.
-        record: Whether decode steps are recorded and replayed (torch_infini.runtime.program, on CUDA graph).
+        enforce_eager: Whether decode steps run op by op, instead of being recorded and replayed
+            (torch_infini.runtime.program, on CUDA graph).
     """
 
-    max_sequences: int = 32
-    max_length: int | None = None
+    max_num_seqs: int = 32
+    max_model_len: int | None = None
     cache_bytes: int | None = None
     cache_blocks: int | None = None
     block_size: int = 32
     kv_cache_dtype: KVCacheDtype | None = None
-    max_batched_tokens: int = 512
+    max_num_batched_tokens: int = 512
     chunk_size: int | None = None
-    reuse_prefixes: bool = True
+    enable_prefix_caching: bool = True
     reuse_generated: bool = True
-    record: bool = True
+    enforce_eager: bool = False
 
     def __post_init__(self) -> None:
         for name in (
-            "max_sequences",
-            "max_length",
+            "max_num_seqs",
+            "max_model_len",
             "cache_bytes",
             "cache_blocks",
             "block_size",
-            "max_batched_tokens",
+            "max_num_batched_tokens",
             "chunk_size",
         ):
             value = getattr(self, name)
-            if value is None and name in ("max_length", "cache_bytes", "cache_blocks", "chunk_size"):
+            if value is None and name in ("max_model_len", "cache_bytes", "cache_blocks", "chunk_size"):
                 continue
             if not is_integer(value) or value < 1:
                 raise ValueError(f"torch_infini.EngineConfig: {name} must be an integer of at least 1, got {value!r}")
             if value >= 2**63:
                 raise ValueError(f"torch_infini.EngineConfig: {name} must be at most {2**63 - 1}, got {value!r}")
-        for name in ("reuse_prefixes", "reuse_generated", "record"):
+        for name in ("enable_prefix_caching", "reuse_generated", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(
                     f"torch_infini.EngineConfig: {name} must be True or False, got {getattr(self, name)!r}"

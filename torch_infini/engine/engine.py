@@ -41,10 +41,11 @@ class Engine:
         tokenizer: Of transformers; None: prompts are token ids, and there are no texts or stop strings.
         config: Limits; None: EngineConfig().
         sampling: Fields of SamplingParams for requests without params, such as sampling_defaults reads.
+        seed: Of the seeds that requests without one get; None: they are random.
 
     Attributes:
         model, tokenizer, config, sampling: As given.
-        max_length: The most tokens of a sequence.
+        max_model_len: The most tokens of a sequence.
         scheduler: The Scheduler, whose state others may read between calls.
         outputs: What the last step returned, or would have returned if it had not been interrupted.
 
@@ -52,7 +53,7 @@ class Engine:
     unfinished requests from their tokens: no request is lost, and no token changes.
 
     Raises:
-        ValueError: If the cache is too small for a single block, or max_length beyond the model's positions.
+        ValueError: If the cache is too small for a single block, or max_model_len beyond the model's positions.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Engine:
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: EngineConfig | None = None,
         sampling: Mapping[str, Any] | None = None,
+        seed: int | None = None,
     ) -> None:
         if not is_served_model(model):
             raise ValueError(
@@ -72,33 +74,38 @@ class Engine:
         self.sampling = dict(sampling or {})
         self._default_params = SamplingParams(**self.sampling)
         c, positions = self.config, model.config.max_position_embeddings
-        if c.max_length is not None and c.max_length > positions:
+        if c.max_model_len is not None and c.max_model_len > positions:
             raise ValueError(
-                f"{_NAME}: max_length must be at most the model's positions, {positions}, got {c.max_length}"
+                f"{_NAME}: max_model_len must be at most the model's positions, {positions}, got {c.max_model_len}"
             )
-        length = c.max_length or positions
+        length = c.max_model_len or positions
         blocks = self._count_blocks(length)
-        self.max_length = min(length, blocks * c.block_size)
+        self.max_model_len = min(length, blocks * c.block_size)
         try:
             self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype)
-            self._blocks = BlockManager(blocks, c.block_size, c.reuse_prefixes)
-            self._runner: Runner | TPRunner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
+            self._blocks = BlockManager(blocks, c.block_size, c.enable_prefix_caching)
+            self._runner: Runner | TPRunner = Runner(
+                model, self._cache, c.max_num_seqs, self.max_model_len, not c.enforce_eager
+            )
         except (OSError, RuntimeError, MemoryError, OverflowError, TypeError) as error:
             raise MemoryError(
                 f"{_NAME}: cache and batch must fit into memory, got {blocks} blocks of {c.block_size} tokens and "
-                f"max_sequences {c.max_sequences} (give cache_bytes, or fewer of them): "
-                + str(error).partition("\n")[0]
+                f"max_num_seqs {c.max_num_seqs} (give cache_bytes, or fewer of them): " + str(error).partition("\n")[0]
             ) from error
         self.scheduler = Scheduler(
-            self._blocks, c.max_sequences, c.max_batched_tokens, c.chunk_size or chunk_size_of(model), c.reuse_generated
+            self._blocks,
+            c.max_num_seqs,
+            c.max_num_batched_tokens,
+            c.chunk_size or chunk_size_of(model),
+            c.reuse_generated,
         )
-        self._seeds: torch.Generator | None = None
+        self._seeds = None if seed is None else torch.Generator().manual_seed(seed % 2**63)
         if model.tp_group is not None and model.tp_group.workers is not None:
-            sizes = blocks, c.block_size, self._cache_dtype, c.max_sequences, self.max_length
-            model.tp_group.workers.send("start", *sizes, c.record)
+            sizes = blocks, c.block_size, self._cache_dtype, c.max_num_seqs, self.max_model_len
+            model.tp_group.workers.send("start", *sizes, not c.enforce_eager)
             self._runner = TPRunner(self._runner, model.tp_group.workers)
         elif model.tp_group is not None:  # all ranks make the same calls and must draw the same seeds
-            self._seeds = model.tp_group.generator()
+            self._seeds = self._seeds or model.tp_group.generator()
         self._sampler = Sampler()
         self._step_bytes = model.bytes_per_step
         self._requests: dict[str, Request] = {}
@@ -118,7 +125,7 @@ class Engine:
         if self.config.cache_blocks is not None:
             return self.config.cache_blocks
         block_bytes = size * self.model.bytes_per_token(self._cache_dtype)
-        wanted = self.config.max_sequences * -(-length // size) * block_bytes
+        wanted = self.config.max_num_seqs * -(-length // size) * block_bytes
         budget = self.config.cache_bytes or min(wanted, CACHE_BYTES)
         if budget < block_bytes:
             raise ValueError(f"{_NAME}: cache_bytes must be at least a block's, {block_bytes}, got {budget}")
@@ -166,7 +173,11 @@ class Engine:
             assert text is not None
             ids = self.encode(text)
         tokens = self._checked(ids, params)
-        limit = self.max_length if params.max_tokens is None else min(self.max_length, len(tokens) + params.max_tokens)
+        limit = (
+            self.max_model_len
+            if params.max_tokens is None
+            else min(self.max_model_len, len(tokens) + params.max_tokens)
+        )
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text)
         request.sequences.append(self._new_sequence(request, 0))
         return request
@@ -200,10 +211,10 @@ class Engine:
         tokens = plain_ids(f"{_NAME}: prompt", prompt, vocabulary)
         if not tokens:
             raise ValueError(f"{_NAME}: prompt must have at least one token, got none")
-        if len(tokens) >= self.max_length:
+        if len(tokens) >= self.max_model_len:
             raise ValueError(
-                f"{_NAME}: prompt must be shorter than {self.max_length} tokens, the least of max_length and what the "
-                f"cache holds, got {len(tokens)}"
+                f"{_NAME}: prompt must be shorter than {self.max_model_len} tokens, the least of max_model_len and "
+                f"what the cache holds, got {len(tokens)}"
             )
         if params.n > MOST_SAMPLES:
             raise ValueError(f"{_NAME}: n must be at most {MOST_SAMPLES}, got {params.n}")
@@ -375,7 +386,7 @@ class Engine:
         if len(request.sequences) == request.params.n:
             return [sequence]
         children = [self._new_sequence(request, index) for index in range(1, request.params.n)]
-        forked = children[: self.config.max_sequences - 1]
+        forked = children[: self.config.max_num_seqs - 1]
         request.sequences += children
         for child in forked:
             self.scheduler.fork(sequence, child)

@@ -1,34 +1,28 @@
-"""LLM: prompts in, texts out, for scripts. It loads a model folder and steps an Engine until all is done."""
+"""LLM: prompts in, texts out, for scripts, in vLLM's words. It loads a model and steps an Engine until all is done."""
 
 from __future__ import annotations
 
-import json
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import nn
 
-from .._core.dtypes import floating
-from ..checkpoints import has_gguf_tokenizer, model_type_of
-from ..distributed import init_tp_group
 from ..models import Llama
-from ..models.config import DEFAULTS
-from ..models.llama import checked_config, found_folder
-from .config import EngineConfig
-from .defaults import sampling_defaults, sampling_settings
 from .engine import Engine, Prompt, described
-from .model import ServedModel
+from .loading import load_served
+from .memory import cache_bytes_of
 from .outputs import Metrics, RequestOutput
-from .runner import make_worker
 from .sampling_params import SamplingParams
 from .sequence import Request
+from .vllm_arguments import engine_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,109 +30,83 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 _CHAT = "torch_infini.LLM.chat"
 _MESSAGES = 'messages must be a list of mappings, {"role": ..., "content": ...}, at least one'
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
 class LLM:
-    """A model that continues prompts, many at a time.
+    """A model that continues prompts, many at a time. Its words are vLLM's, so that scripts change the import alone.
 
     Args:
         model: A Hugging Face folder, a GGUF file, "owner/model" of the hub (from its cache where there is no network),
             a Llama, or a loaded causal language model of transformers, which patch_model is called on unless it is
-            patched. llama, mistral, qwen2 and qwen3 folders are read into a Llama; other types run
-            through transformers' own forward over the engine's cache (docs/engine.md). Quantized checkpoints:
+            patched. llama, mistral, qwen2 and qwen3 folders are read into a Llama; other types run through
+            transformers' own forward over the engine's cache (docs/engine.md). Quantized checkpoints:
             docs/checkpoints.md.
-        weights: "dense", or "int8" or "int4", to which the linear layers are quantized while they are read; not for a
-            folder in which torch_infini.save_patched has left integers, which are taken as they are.
-        dtype: Of activations and dense weights; None: the checkpoint's.
+        tokenizer: Of transformers, or its folder or name; None: that of the folder, or of the folder that a model was
+            loaded from, if it has one. Without one prompts are token ids. Code of the folder (auto_map) is never run: a
+            tokenizer that is such code has to be given here.
+        quantization: "int8" or "int4" (or another name of torch_infini.weights), to which the linear layers are
+            quantized while they are read; not for a folder in which torch_infini.save_patched has left integers, which
+            are taken as they are. "awq", "gptq" and so on may name what the checkpoint is. None: as it is.
+        dtype: Of activations and dense weights; "auto" or None: the checkpoint's.
         device: Where the model runs.
-        tokenizer: Of transformers; None: that of the folder, or of the folder that a model was loaded from, if it has
-            one. Without one prompts are token ids. Code of the folder (auto_map) is never run: a tokenizer that is such
-            code has to be given here.
+        tensor_parallel_size: How many ranks share the model: under torchrun its processes, which all make the same
+            calls; otherwise, on the CPU, this process and others that it starts, which share its threads.
+        gpu_memory_utilization: The share of the device's memory, of a GPU or of the machine, that the process may use;
+            keys and values get what weights leave of it. None: the size that cache_bytes says.
+        seed: Of the seeds that requests without one get; None: they are random.
+        generation_config: "auto": requests without params have the sampling settings of the model's
+            generation_config.json; "none" (or vLLM's "vllm"): those of SamplingParams().
         progress: Whether reading shows its speed on stderr; None: if that is a terminal.
-        generation_config: "auto": requests without params have the sampling settings of the folder's
-            generation_config.json; "none": those of SamplingParams().
-        tensor_parallel: How many ranks share the model: under torchrun its processes, which all make the same calls;
-            otherwise, on the CPU, this process and others that it starts, which share its threads.
-        **settings: Fields of EngineConfig.
+        **settings: Fields of EngineConfig (max_model_len, max_num_seqs, max_num_batched_tokens, enforce_eager,
+            enable_prefix_caching, kv_cache_dtype, block_size, ...). Other arguments of vLLM's LLM that have no meaning
+            here are logged and change nothing, or are refused with what to use instead.
 
     Attributes:
         engine: The Engine.
 
     Raises:
         FileNotFoundError: For a folder or file that is not there.
-        ValueError: For a config, checkpoint or setting that is not served.
+        ValueError: For a config, checkpoint, argument or setting that is not served.
 
     Example:
-        >>> llm = torch_infini.LLM("path/to/model", weights="int8")
+        >>> llm = torch_infini.LLM("path/to/model", quantization="int8")
         >>> for output in llm.generate(["Once upon a time", "def main("], SamplingParams(max_tokens=32)):
-        >>>     print(output.text)
+        >>>     print(output.outputs[0].text)
     """
 
     def __init__(
         self,
         model: str | Path | Llama | nn.Module,
         *,
-        weights: str = "dense",
-        dtype: torch.dtype | str | None = None,
+        tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
+        quantization: str | None = None,
+        dtype: torch.dtype | str | None = "auto",
         device: torch.device | str = "cpu",
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tensor_parallel_size: int = 1,
+        gpu_memory_utilization: float | None = None,
+        seed: int | None = None,
+        generation_config: Literal["auto", "none", "vllm"] = "auto",
         progress: bool | None = None,
-        tensor_parallel: int = 1,
-        generation_config: Literal["auto", "none"] = "auto",
         **settings: Any,
     ) -> None:
-        config = EngineConfig(**settings)
-        if generation_config not in ("auto", "none"):
-            raise ValueError(f"torch_infini.LLM: generation_config must be 'auto' or 'none', got {generation_config!r}")
-        if not isinstance(model, (str, Path, nn.Module)):
-            raise ValueError(
-                "torch_infini.LLM: model must be a folder, a Llama or a model of transformers, got "
-                f"{type(model).__name__}"
-            )
-        if not isinstance(tensor_parallel, int) or isinstance(tensor_parallel, bool) or tensor_parallel < 1:
-            raise ValueError(
-                f"torch_infini.LLM: tensor_parallel must be an integer of at least 1, got {tensor_parallel!r}"
-            )
-        if isinstance(tokenizer, (str, Path)):
-            raise ValueError(
-                "torch_infini.LLM: tokenizer must be one of transformers' (AutoTokenizer.from_pretrained makes one) or "
-                f"None, got {tokenizer!r}"
-            )
-        device_of(device)
-        sampling: dict[str, Any] = {}
-        served: ServedModel
-        if isinstance(model, Llama):
-            served = model
-        elif isinstance(model, nn.Module):
-            served = paged_model(model, weights, dtype, tensor_parallel)
-            sampling = sampling_settings(model) if generation_config == "auto" else {}
-            path = Path(getattr(model, "name_or_path", "") or "-")
-            tokenizer = tokenizer or (load_tokenizer(path) if path.exists() else None)
-        elif needs_transformers(folder := found_folder(model)):
-            if tensor_parallel != 1:
-                raise ValueError(
-                    f"torch_infini.LLM: tensor_parallel must be 1 for a model that runs through transformers, got "
-                    f"{tensor_parallel} for {folder}"
-                )
-            from ..patch.paged import load_paged
-
-            sampling = sampling_defaults(folder) if generation_config == "auto" else {}
-            tokenizer = tokenizer or load_tokenizer(folder)
-            served = load_paged(folder, None if weights == "dense" else weights, floating(dtype), device)
-        else:
-            sampling = sampling_defaults(folder) if generation_config == "auto" else {}
-            checked_config(folder)  # what is wrong with a config, the tokenizer's reader would say in other words
-            tp_group = init_tp_group(tensor_parallel, device) if tensor_parallel != 1 else None
-            tokenizer = tokenizer or load_tokenizer(folder)  # while workers start
-            read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), tp_group=tp_group)
-            if tp_group is None or tp_group.workers is None:
-                served = read(progress=progress)
-            else:
-                tp_group.workers.make(make_worker, folder, weights, dtype, str(device))
-                with tp_group.workers.relay_errors():
-                    served = read(progress=progress)
-        self.engine = Engine(served, tokenizer, config, sampling)
+        config = engine_config(settings)
+        if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+            raise ValueError(f"torch_infini.LLM: seed must be an integer or None, got {seed!r}")
+        if gpu_memory_utilization is not None and config.cache_bytes is None and config.cache_blocks is None:
+            cache_bytes_of(gpu_memory_utilization, "cpu")  # a value that is none is refused before the model is read
+        served, tokenizer, sampling = load_served(
+            model,
+            tokenizer,
+            quantization,
+            dtype,
+            device,
+            tensor_parallel_size,
+            "none" if generation_config == "vllm" else generation_config,
+            progress,
+        )
+        if gpu_memory_utilization is not None and config.cache_bytes is None and config.cache_blocks is None:
+            config = replace(config, cache_bytes=max(cache_bytes_of(gpu_memory_utilization, served.device), 1))
+        self.engine = Engine(served, tokenizer, config, sampling, seed)
         self._lock = threading.RLock()
         self._readers: dict[str, weakref.ref[_Reader]] = {}
         self._stepping = False
@@ -147,13 +115,17 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | SequenceOf[Prompt],
-        params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        use_tqdm: bool | None = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Continue prompts, as many at a time as the engine takes.
 
         Args:
             prompts: A text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}, or several of them.
-            params: For all prompts, or one for each; None: the model's own (generation_config).
+            sampling_params: For all prompts, or one for each; None: the model's own (generation_config).
+            use_tqdm: Whether a bar on stderr counts finished prompts, if that is a terminal; None: of several prompts.
+            lora_request: None; adapters by request are not served yet.
 
         Returns:
             One output for each prompt, in their order. One that went wrong has outputs with finish_reason "error".
@@ -161,19 +133,21 @@ class LLM:
         Raises:
             ValueError: For a prompt that cannot be served; none is computed then.
         """
-        return list(self.iterate(prompts, params))
+        refuse_adapter(lora_request)
+        rows = prompts_of(prompts)
+        return list(shown(self.iterate(rows, sampling_params), len(rows), use_tqdm))
 
     def iterate(
         self,
         prompts: Prompt | SequenceOf[Prompt],
-        params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
     ) -> Iterator[RequestOutput]:
         """As generate, but yield each finished output as soon as all before it are; leaving the loop cancels the rest.
 
         The prompts are checked when the loop begins.
         """
         rows = prompts_of(prompts)
-        settings = params_of(params, len(rows))
+        settings = params_of(sampling_params, len(rows))
         readers: list[_Reader] = []
         try:
             for i, (prompt, one) in enumerate(zip(rows, settings, strict=True)):
@@ -186,14 +160,14 @@ class LLM:
         finally:
             self._drop(readers)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Continue one prompt, with an output for every step; leaving the loop cancels the request.
 
         The prompt is checked at once; the request begins with the first step of the loop.
 
         Args:
             prompt: As generate takes one.
-            params: None: the model's own (generation_config).
+            sampling_params: None: the model's own (generation_config).
 
         Yields:
             The output so far; its outputs' new_text and new_token_ids are what the step added.
@@ -202,7 +176,7 @@ class LLM:
             ValueError: For a prompt that cannot be served.
         """
         with self._lock:
-            request = self.engine.new_request(prompt, params)
+            request = self.engine.new_request(prompt, sampling_params)
         return self._streamed(request)
 
     def _streamed(self, request: Request) -> Iterator[RequestOutput]:
@@ -215,13 +189,26 @@ class LLM:
     def chat(
         self,
         messages: SequenceOf[Message] | SequenceOf[SequenceOf[Message]],
-        params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        use_tqdm: bool | None = None,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: SequenceOf[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations.
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or several such lists.
-            params: As generate.
+            sampling_params, use_tqdm, lora_request: As generate.
+            chat_template: Instead of the tokenizer's.
+            add_generation_prompt: Whether the prompt ends with the beginning of an answer.
+            continue_final_message: Whether the last message is continued, instead of answered; then
+                add_generation_prompt must be False.
+            tools: Functions that the template may describe, as in OpenAI's API.
+            chat_template_kwargs: Further variables of the template, such as enable_thinking.
 
         Returns:
             As generate.
@@ -229,16 +216,39 @@ class LLM:
         Raises:
             ValueError: If the tokenizer has no chat template, or as generate.
         """
-        return self.generate(self.chat_prompts(messages), params)
+        template = {
+            **(chat_template_kwargs or {}),
+            **({} if chat_template is None else {"chat_template": chat_template}),
+            **({} if tools is None else {"tools": list(tools)}),
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        return self.generate(self.chat_prompts(messages, template), sampling_params, use_tqdm, lora_request)
 
-    def chat_prompts(self, messages: SequenceOf[Message] | SequenceOf[SequenceOf[Message]]) -> list[list[int]]:
+    def get_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Return the tokenizer; None where prompts are token ids."""
+        return self.engine.tokenizer
+
+    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise NotImplementedError: the engine computes no embeddings, classes or scores."""
+        raise NotImplementedError(
+            "torch_infini.LLM: models generate; embeddings, classes and scores are not served yet"
+        )
+
+    embed = classify = score = encode
+
+    def chat_prompts(
+        self,
+        messages: SequenceOf[Message] | SequenceOf[SequenceOf[Message]],
+        template: Mapping[str, Any] | None = None,
+    ) -> list[list[int]]:
         """Return the tokens of each conversation of chat; errors as there."""
         conversations: Any = messages  # checked here and by chat_prompt
         if isinstance(conversations, SequenceOf) and conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
         if not isinstance(conversations, SequenceOf) or isinstance(conversations, (str, bytes)):
             raise ValueError(f"{_CHAT}: {_MESSAGES}, or a list of such lists, got {messages!r}")
-        return [self.chat_prompt(conversation) for conversation in conversations]
+        return [self.chat_prompt(conversation, template) for conversation in conversations]
 
     def chat_prompt(self, messages: SequenceOf[Message], template: Mapping[str, Any] | None = None) -> list[int]:
         """Return the tokens of a conversation up to the assistant's answer.
@@ -254,7 +264,8 @@ class LLM:
         if not is_list or not all(isinstance(message, Mapping) and "role" in message for message in messages):
             raise ValueError(f"{_CHAT}: {_MESSAGES}, got {messages!r}")
         tokenizer = self.engine.tokenizer
-        if getattr(tokenizer, "chat_template", None) is None:
+        template = {"add_generation_prompt": True, **(template or {})}
+        if getattr(tokenizer, "chat_template", None) is None and template.get("chat_template") is None:
             raise ValueError(
                 "torch_infini.LLM.chat: the model's tokenizer must have a chat template (use generate), got one without"
                 if tokenizer is not None
@@ -263,9 +274,7 @@ class LLM:
         assert tokenizer is not None
         try:
             conversation = [dict(message) for message in messages]
-            encoded: Any = tokenizer.apply_chat_template(
-                conversation, add_generation_prompt=True, return_dict=True, **(template or {})
-            )
+            encoded: Any = tokenizer.apply_chat_template(conversation, return_dict=True, **template)
             return list(encoded["input_ids"])
         except Exception as error:  # a template raises whatever it likes
             raise ValueError(f"{_CHAT}: the chat template must take the messages, got {described(error)}") from error
@@ -373,56 +382,24 @@ class _Reader:
         return self.outputs.popleft()
 
 
-def needs_transformers(folder: Path) -> bool:
-    """Whether a checkpoint's model type is not one of Llama's, but one of transformers'."""
-    try:
-        kind = model_type_of(folder)
-    except (ValueError, OSError, NotImplementedError):  # whoever reads it next says what is wrong
-        return False
-    if not isinstance(kind, str) or kind in DEFAULTS:
-        return False
-    try:
-        from ..patch.paged import is_causal_type
-    except ImportError:  # without transformers
-        return False
-    return is_causal_type(kind)
-
-
-def paged_model(model: nn.Module, weights: str, dtype: torch.dtype | str | None, tensor_parallel: int) -> ServedModel:
-    """Return a model of transformers as the engine calls models; patch it unless it is patched."""
-    if tensor_parallel != 1 or dtype is not None:
-        name, got = ("dtype", dtype) if dtype is not None else ("tensor_parallel", tensor_parallel)
-        raise ValueError(f"torch_infini.LLM: {name} must be left out for a model that is loaded, got {got!r}")
-    from ..patch import is_patched, patch_model, unpatch_model
-    from ..patch.paged import PagedModel, check_model
-
-    check_model(model)
-    was_patched = is_patched(model)
-    if was_patched and weights != "dense":
-        raise ValueError(f"torch_infini.LLM: weights must be left out for a model that is patched, got {weights!r}")
-    if not was_patched:
-        patch_model(model, weights=None if weights == "dense" else weights)
-    try:
-        return PagedModel(model)
-    except BaseException:
-        if not was_patched and weights == "dense" and is_patched(model):
-            unpatch_model(model)
-        raise
-
-
-def device_of(device: torch.device | str) -> torch.device:
-    """The device of that name; ValueError for one that cannot be had."""
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+def refuse_adapter(lora_request: object) -> None:
+    """Raise ValueError for an adapter."""
+    if lora_request is not None:
         raise ValueError(
-            f"torch_infini.LLM: device must be cpu, cuda, cuda:N, or infini once it is enabled, got {device!r}"
-        ) from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"torch_infini.LLM: device must be one that torch sees, got {device} of {torch.cuda.device_count()} GPUs"
+            "torch_infini.LLM.generate: lora_request must be None (load the adapter with peft and pass the model, "
+            f"LLM(model)), got {lora_request!r}"
         )
-    return found
+
+
+def shown(outputs: Iterator[RequestOutput], count: int, use_tqdm: bool | None) -> Iterator[RequestOutput]:
+    """Yield the outputs, with a bar of how many there are, their rate and the rest, on a terminal."""
+    if use_tqdm is False or (use_tqdm is None and count < 2) or not sys.stderr.isatty():
+        return outputs
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped]  # it has no stubs
+    except ImportError:
+        return outputs
+    return iter(tqdm(outputs, "prompts", count, file=sys.stderr, dynamic_ncols=True))
 
 
 def prompts_of(given: Any) -> SequenceOf[Prompt]:
@@ -443,10 +420,12 @@ def params_of(given: Any, count: int) -> SequenceOf[SamplingParams | None]:
         return alike
     if not isinstance(given, SequenceOf):
         raise ValueError(
-            f"{name}: params must be SamplingParams, None, or a list of one for each prompt, got {given!r}"
+            f"{name}: sampling_params must be SamplingParams, None, or a list of one for each prompt, got {given!r}"
         )
     if len(given) != count:
-        raise ValueError(f"{name}: params must be one for all or one for each of {count} prompts, got {len(given)}")
+        raise ValueError(
+            f"{name}: sampling_params must be one for all or one for each of {count} prompts, got {len(given)}"
+        )
     return given
 
 
@@ -459,35 +438,3 @@ def is_prompt(prompts: Any) -> bool:
     if not isinstance(prompts, SequenceOf) or isinstance(prompts, (bytes, bytearray)) or len(prompts) == 0:
         return False
     return hasattr(prompts[0], "__index__") and len(getattr(prompts[0], "shape", ())) == 0
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model folder; None if there is none; ValueError if it cannot be read."""
-    is_gguf = folder.is_file()
-    if not (has_gguf_tokenizer(folder) if is_gguf else any((folder / name).is_file() for name in _TOKENIZER_FILES)):
-        return None
-    from transformers import AutoTokenizer
-
-    path, file = (folder.parent, folder.name) if is_gguf else (folder, None)
-    options: dict[str, Any] = {"gguf_file": file} if file else {}
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, **options)
-    except Exception as error:  # transformers and tokenizers raise whatever broken files lead to
-        if names_code(folder):
-            raise ValueError(
-                f"torch_infini.LLM: {folder} must hold a tokenizer of transformers' own classes, for code of a model "
-                "folder (auto_map) is never run, got one of its own (load it yourself, and pass it as tokenizer=)"
-            ) from error
-        cause = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"torch_infini.LLM: {folder} must hold a readable tokenizer, got: {cause}") from error
-
-
-def names_code(folder: Path) -> bool:
-    """Return whether a model folder has code of its own (auto_map)."""
-    for name in ("tokenizer_config.json", "config.json"):
-        try:
-            if json.loads((folder / name).read_text(encoding="utf-8")).get("auto_map"):
-                return True
-        except (OSError, ValueError, AttributeError, RecursionError):
-            continue
-    return False

@@ -42,7 +42,7 @@ class Runner:
     Args:
         model: On the device where it runs.
         cache: On the same device.
-        max_sequences: The largest recorded step; one with more chunks is computed op by op.
+        max_num_seqs: The largest recorded step; one with more chunks is computed op by op.
         max_tokens: Tokens of a sequence, at most.
         record: Whether decode steps are recorded.
     """
@@ -51,15 +51,15 @@ class Runner:
         self,
         model: ServedModel,
         cache: KVCache | MixedKVCache,
-        max_sequences: int,
+        max_num_seqs: int,
         max_tokens: int,
         record: bool = True,
     ) -> None:
         self.model, self.cache = model, cache
         self.device = model.device
         self._width = -(-max_tokens // cache.block_size)  # of block tables
-        self._steps = DecodeSteps(model, cache, max_sequences, self._width, record)
-        self._rows: list[list[int]] = [[] for _ in range(max_sequences)]  # what the block tables of the steps hold
+        self._steps = DecodeSteps(model, cache, max_num_seqs, self._width, record)
+        self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]  # what the block tables of the steps hold
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]] = ()) -> Tensor:
@@ -150,12 +150,12 @@ class Worker:
         self._runner: Runner | None = None
 
     def start(
-        self, blocks: int, block_size: int, dtype: torch.dtype, max_sequences: int, max_tokens: int, record: bool
+        self, blocks: int, block_size: int, dtype: torch.dtype, max_num_seqs: int, max_tokens: int, record: bool
     ) -> None:
         """Make a cache and a Runner of the same sizes as the engine's."""
         self._runner = None  # frees its memory before the new one's is allocated
         cache = self._model.new_cache(blocks, block_size, dtype)
-        self._runner = Runner(self._model, cache, max_sequences, max_tokens, record)
+        self._runner = Runner(self._model, cache, max_num_seqs, max_tokens, record)
 
     def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]]) -> None:
         assert self._runner is not None

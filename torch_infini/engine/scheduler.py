@@ -28,8 +28,8 @@ class Scheduler:
 
     Args:
         blocks: The cache's blocks.
-        max_sequences: The most sequences that run at a time.
-        max_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt. Larger steps
+        max_num_seqs: The most sequences that run at a time.
+        max_num_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt. Larger steps
             take less time per token, but sequences that generate wait for them.
         chunk_size: Prompts are cut at multiples of this many tokens, wherever a chunk is in the step and however many
             chunks of the prompt the step takes; what was generated is computed token by token, also when it is computed
@@ -47,13 +47,13 @@ class Scheduler:
     def __init__(
         self,
         blocks: BlockManager,
-        max_sequences: int,
-        max_batched_tokens: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
         chunk_size: int,
         reuse_generated: bool = True,
     ) -> None:
-        self.blocks, self.max_sequences = blocks, max_sequences
-        self.max_batched_tokens, self.chunk_size = max_batched_tokens, chunk_size
+        self.blocks, self.max_num_seqs = blocks, max_num_seqs
+        self.max_num_batched_tokens, self.chunk_size = max_num_batched_tokens, chunk_size
         self.reuse_generated = reuse_generated
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -97,7 +97,7 @@ class Scheduler:
         self.copies = []
         before = self.preemptions
         chunks = [ScheduledChunk(sequence, sequence.computed, 1) for sequence in self._generating()]
-        budget = self.max_batched_tokens
+        budget = self.max_num_batched_tokens
         for sequence in [s for s in self.running if s.remaining > 1]:
             if budget > 0 and sequence in self.running:  # it may have been preempted meanwhile
                 budget -= self._take(sequence, chunks, budget)
@@ -135,8 +135,8 @@ class Scheduler:
         if not self.waiting:
             return False
         sequence = self.waiting[0]
-        samples = min(sequence.samples, self.max_sequences)
-        if sum(s.samples for s in self.running) + samples > self.max_sequences:
+        samples = min(sequence.samples, self.max_num_seqs)
+        if sum(s.samples for s in self.running) + samples > self.max_num_seqs:
             return False
         prompt = len(sequence.request.prompt)
         found, identity = self.blocks.match(

@@ -363,7 +363,7 @@ class Llama(nn.Module):
                     raise ValueError(
                         f"torch_infini.models.Llama: groups of {wanted} must be those of the checkpoint, "
                         f"{stored[parts].group} in {parts}, got {group} for the "
-                        f"{old.in_features} columns of each rank: use another tensor_parallel"
+                        f"{old.in_features} columns of each rank: use another tensor_parallel_size"
                     )
         if formats["lm_head"] not in ("dense", self.head.format):
             old = self.head
@@ -581,7 +581,7 @@ def _of_integers(
             if columns.first % kind.columns or (end % kind.columns and end < columns.whole):
                 raise ValueError(
                     f"torch_infini.models.Llama: ranks must not cut the groups of {kind.columns} numbers of {name}, "
-                    f"got {columns.number} columns of each: use another tensor_parallel"
+                    f"got {columns.number} columns of each: use another tensor_parallel_size"
                 )
             part = Shard(begin, rows, columns.first // kind.columns, data.shape[1])
         read = partial(_rows_of_integers, format, kind, data, first, shard.number)

@@ -32,7 +32,7 @@ class Service:
 
     Attributes:
         llm, settings: As given.
-        max_length: The most tokens of a prompt and its output.
+        max_model_len: The most tokens of a prompt and its output.
         capacity: The most samples in the engine, running and waiting.
         in_flight: How many there are.
         is_draining: Whether new requests are refused because the server ends.
@@ -43,8 +43,8 @@ class Service:
 
     def __init__(self, llm: AsyncLLM, settings: ServeSettings) -> None:
         self.llm, self.settings = llm, settings
-        self.max_length = llm.engine.max_length
-        self.capacity = llm.engine.config.max_sequences + settings.max_queue
+        self.max_model_len = llm.engine.max_model_len
+        self.capacity = llm.engine.config.max_num_seqs + settings.max_queue
         self.in_flight = 0
         self.is_draining = False
         self.metrics = ServerMetrics(llm.metrics, settings.model_names[0])
@@ -92,14 +92,14 @@ class Service:
     async def check_text(self, size: int, param: str) -> None:
         """Raise ApiError for a text of so many bytes if it has too many tokens whatever they are."""
         texts = self.token_texts
-        if texts is None or size < self.max_length:
+        if texts is None or size < self.max_model_len:
             return
         least = -(-size // await self.in_tokenizer(lambda: texts.longest, size=LONG))
-        if least >= self.max_length:
+        if least >= self.max_model_len:
             raise self._too_long(param, f"at least {least} for a text of {size} bytes")
 
     def _too_long(self, param: str, came: str) -> ApiError:
-        rule = f"the prompt's tokens and those of the output must be at most {self.max_length} together"
+        rule = f"the prompt's tokens and those of the output must be at most {self.max_model_len} together"
         return ApiError(400, f"{rule}, the context's length, got {came}", param, "context_length_exceeded")
 
     async def encode(self, prompt: str | list[int], param: str, *, bounded: bool = True) -> list[int]:
@@ -184,7 +184,7 @@ class Service:
             if tokens and max(tokens) >= size:
                 raise ApiError(400, f"{field} must name tokens from 0 to {size - 1}, got {max(tokens)}", field)
         longest = max(map(len, prompts))
-        if longest + (most or 1) > self.max_length:
+        if longest + (most or 1) > self.max_model_len:
             raise self._too_long(param, f"{longest}" if most is None else f"{longest} and {name} {most}")
         try:
             requests = [engine.new_request(prompt, params) for prompt in prompts]

@@ -21,7 +21,7 @@ class ServeSettings:
         model_names: Names that requests may give as `model`; answers have the first.
         any_model: Whether requests may give any other name too.
         api_key: Requests must come with "Authorization: Bearer KEY" (all but GET /health); None: without.
-        max_queue: Samples that may wait beside the engine's max_sequences; more are refused with status 429.
+        max_queue: Samples that may wait beside the engine's max_num_seqs; more are refused with status 429.
         max_body: Bytes of a request's body; larger ones are refused with status 413.
         max_connections: That may be open, as far as the limit on open files goes. A new one takes the place of that
             which has been without a request for longest; where all have one, it is refused with status 503.

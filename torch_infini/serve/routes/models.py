@@ -21,7 +21,7 @@ def described(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": STARTED,
         "owned_by": "torch_infini",
-        "max_model_len": service.max_length,  # as vLLM's
+        "max_model_len": service.max_model_len,  # as vLLM's
     }
 
 

@@ -33,7 +33,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     else:
         assert body.prompt is not None
         tokens = await service.encode(body.prompt, "prompt", bounded=False)
-    return json_response({"count": len(tokens), "max_model_len": service.max_length, "tokens": tokens})
+    return json_response({"count": len(tokens), "max_model_len": service.max_model_len, "tokens": tokens})
 
 
 @router.post("/detokenize", response_model=None)

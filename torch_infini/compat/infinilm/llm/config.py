@@ -17,11 +17,10 @@ from .sampling_params import SamplingParams
 
 _NAME = "infinilm.llm.EngineConfig"
 _RENAMED = {
-    "max_sequences": "max_batch_size",
-    "max_length": "max_cache_len of a static cache",
+    "max_num_seqs": "max_batch_size",
+    "max_model_len": "max_cache_len of a static cache",
     "cache_blocks": "num_blocks",
-    "record": "enable_graph",
-    "tensor_parallel": "tensor_parallel_size",
+    "enforce_eager": "not enable_graph",
 }
 
 
@@ -111,9 +110,9 @@ class EngineConfig:
         self.check()
         found: dict[str, Any] = {
             "model": self.model_path,
-            "max_sequences": self.max_batch_size,
+            "max_num_seqs": self.max_batch_size,
             "block_size": self.block_size,
-            "record": self.enable_graph,
+            "enforce_eager": not self.enable_graph,
         }
         if isinstance(self.model_path, Llama):
             model = self.model_path.config
@@ -122,12 +121,12 @@ class EngineConfig:
             model = LlamaConfig.from_pretrained(self.model_path)
             device = default_device() if self.device is None else as_device(_NAME, self.device, "device")
             dtype = (model.dtype or torch.float32) if self.dtype is None else as_dtype(_NAME, self.dtype)
-            found |= {"device": device, "dtype": dtype, "tensor_parallel": self.tensor_parallel_size}
+            found |= {"device": device, "dtype": dtype, "tensor_parallel_size": self.tensor_parallel_size}
         if "cache_bytes" not in self.settings:
             found["cache_blocks"] = self.num_blocks
         if self.cache_type == "static":
-            found["max_length"] = min(self.max_cache_len, model.max_position_embeddings)
-            found["cache_blocks"] = self.max_batch_size * -(-found["max_length"] // self.block_size)
+            found["max_model_len"] = min(self.max_cache_len, model.max_position_embeddings)
+            found["cache_blocks"] = self.max_batch_size * -(-found["max_model_len"] // self.block_size)
         if "cache_blocks" in found:
             stored = torch.int8 if self.settings.get("kv_cache_dtype") == "int8" else dtype
             self._check_memory(found["cache_blocks"], model, stored, device)

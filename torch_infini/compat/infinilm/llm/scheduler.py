@@ -43,7 +43,7 @@ class SchedulerView:
     @property
     def max_batch_size(self) -> int:
         """The most sequences that run at a time."""
-        return self._scheduler.max_sequences
+        return self._scheduler.max_num_seqs
 
     @property
     def num_blocks(self) -> int:

@@ -1,0 +1,158 @@
+"""LLM, SamplingParams and outputs in vLLM's words: what its documentation shows runs with another import."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torch_infini import LLM, SamplingParams
+from torch_infini.engine.memory import cache_bytes_of, memory_of_machine
+from torch_infini.testing.checkpoints import random_model, save_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPTS = ["hello world", "naïve café ☕", "x"]
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    model = random_model("llama")
+    model.save_pretrained(path)
+    save_tokenizer(path, model.config.vocab_size)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder))
+
+
+def test_offline_inference(llm: LLM) -> None:
+    """The quick start: prompts in, texts out, and what an output holds."""
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=3)
+    outputs = llm.generate(PROMPTS, sampling_params)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert (output.prompt, output.finished) == (prompt, True)
+        assert output.prompt_token_ids == llm.get_tokenizer()(prompt)["input_ids"]  # type: ignore[misc]
+        (sample,) = output.outputs
+        assert (sample.index, sample.finish_reason, sample.stop_reason) == (0, "length", None)
+        assert sample.finished() and len(sample.token_ids) == 16 and sample.text
+        assert (sample.logprobs, sample.cumulative_logprob, output.prompt_logprobs) == (None, None, None)
+        assert output.metrics.time is not None and output.metrics.time_to_first_token is not None
+    assert len({output.request_id for output in outputs}) == len(PROMPTS)
+
+
+def test_names_of_arguments(folder: Path) -> None:
+    """As scripts give them, all at once."""
+    llm = LLM(
+        model=str(folder),
+        tokenizer=str(folder),
+        tokenizer_mode="auto",
+        trust_remote_code=False,
+        tensor_parallel_size=1,
+        dtype="auto",
+        quantization=None,
+        seed=0,
+        max_model_len=128,
+        max_num_seqs=8,
+        max_num_batched_tokens=256,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        kv_cache_dtype="auto",
+        swap_space=4,
+        enable_lora=False,
+        speculative_config=None,
+        disable_log_stats=True,
+    )
+    config = llm.engine.config
+    assert (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens) == (128, 8, 256)
+    assert (config.enforce_eager, config.enable_prefix_caching, config.kv_cache_dtype) == (True, False, None)
+    outputs = llm.generate(prompts=PROMPTS, sampling_params=SamplingParams(max_tokens=4), use_tqdm=False)
+    again = LLM(str(folder), seed=0, max_model_len=128).generate(PROMPTS, SamplingParams(max_tokens=4))
+    assert [output.outputs[0].token_ids for output in outputs] == [output.outputs[0].token_ids for output in again]
+
+
+def test_token_prompts_and_several_samples(llm: LLM) -> None:
+    ids = [5, 6, 7, 8]
+    (output,) = llm.generate({"prompt_token_ids": ids}, SamplingParams(n=3, seed=1, max_tokens=5))
+    assert output.prompt is None and output.prompt_token_ids == ids
+    assert [sample.index for sample in output.outputs] == [0, 1, 2]
+    assert len({tuple(sample.token_ids) for sample in output.outputs}) == 3
+
+
+def test_logprobs(llm: LLM) -> None:
+    """A dict for each token: the likeliest ones and the one that was drawn, with rank and text."""
+    (output,) = llm.generate([[5, 6, 7]], SamplingParams(logprobs=2, seed=4, temperature=2.0, max_tokens=8))
+    sample = output.outputs[0]
+    assert sample.logprobs is not None and sample.cumulative_logprob is not None
+    for token, entries in zip(sample.token_ids, sample.logprobs, strict=True):
+        assert len(entries) in (2, 3) and token in entries
+        ranks = sorted(entry.rank for entry in entries.values())
+        assert ranks[:2] == [1, 2] and (len(entries) == 2 or ranks[2] > 2)
+        values = [entry.logprob for entry in sorted(entries.values(), key=lambda entry: entry.rank)]
+        assert values == sorted(values, reverse=True)
+        assert entries[token].decoded_token == llm.get_tokenizer().decode([token])  # type: ignore[union-attr]
+    total = sum(entries[token].logprob for token, entries in zip(sample.token_ids, sample.logprobs, strict=True))
+    assert math.isclose(sample.cumulative_logprob, total)
+
+
+def test_stop_reasons(llm: LLM) -> None:
+    (output,) = llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=30))
+    token = output.outputs[0].token_ids[9]
+    (stopped,) = llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=30, stop_token_ids=[token]))
+    assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", token)
+
+
+def test_chat(llm: LLM) -> None:
+    conversation = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    params = SamplingParams(temperature=0, max_tokens=4)
+    (output,) = llm.chat(conversation, sampling_params=params, use_tqdm=False, chat_template=TEMPLATE)
+    text = "<system>be brief<user>hello<a>"
+    assert output.outputs[0].text == llm.generate([text], params)[0].outputs[0].text
+    several = llm.chat([conversation, conversation], params, chat_template=TEMPLATE, add_generation_prompt=False)
+    assert len(several) == 2 and several[0].prompt_token_ids != output.prompt_token_ids
+
+
+def test_what_is_not_served_is_said(folder: Path, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    """In one sentence that names what to use instead; what changes nothing is logged."""
+    for settings, rule in (
+        ({"enable_lora": True}, "enable_lora must be left out, got True: load the adapter with peft"),
+        ({"speculative_config": {"model": "x"}}, "speculative_config must be left out.*no speculative decoding yet"),
+        ({"trust_remote_code": True}, "trust_remote_code must be left out.*is never run"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be left out, got 2: use tensor_parallel_size"),
+        ({"max_num_seq": 2}, r"got max_num_seq=2 \(the nearest is max_num_seqs\)"),
+        ({"quantization": "awq"}, r"quantization must be one of .*'int8'.*\(not quantized\), got 'awq'"),
+        ({"gpu_memory_utilization": 0}, "gpu_memory_utilization must be a number above 0, at most 1, got 0"),
+        ({"seed": "x"}, "seed must be an integer or None, got 'x'"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            LLM(folder, **settings)
+    with caplog.at_level(logging.INFO, "torch_infini"):
+        LLM(folder, swap_space=4)
+    assert "swap_space=4 changes nothing here: a preempted sequence is computed again" in caplog.text
+    for call in (llm.encode, llm.embed, llm.score, llm.classify):
+        with pytest.raises(NotImplementedError, match="embeddings, classes and scores are not served yet"):
+            call(PROMPTS)
+    adapter: Any = object()
+    with pytest.raises(ValueError, match="lora_request must be None"):
+        llm.generate(PROMPTS, lora_request=adapter)
+
+
+def test_share_of_memory(folder: Path) -> None:
+    """Keys and values get what weights leave of a share of the memory."""
+    free, total = memory_of_machine()
+    assert 0 < free <= total
+    assert abs(cache_bytes_of(1.0, "cpu") - free) < total / 4  # others allocate meanwhile
+    used = (total - free) / total
+    small = LLM(folder, gpu_memory_utilization=min(used + 0.02, 1.0), max_num_seqs=4, block_size=16)
+    assert 0 < small.metrics().blocks * 16 * small.engine.bytes_per_token <= 0.03 * total
+    if used > 0.02:
+        with pytest.raises(ValueError, match="cache_bytes must be at least a block's"):
+            LLM(folder, gpu_memory_utilization=used / 2)

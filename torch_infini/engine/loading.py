@@ -1,0 +1,207 @@
+"""load_served: from what a caller names to a model that the engine serves, its tokenizer and its sampling settings."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from .._core.dtypes import floating
+from ..checkpoints import has_gguf_tokenizer, method_of, model_type_of
+from ..distributed import init_tp_group
+from ..models import Llama
+from ..models.config import DEFAULTS
+from ..models.llama import checked_config, found_folder
+from ..weights import names
+from .defaults import sampling_defaults, sampling_settings
+from .model import ServedModel, is_served_model
+from .runner import make_worker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NAME = "torch_infini.LLM"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+
+
+class Served(NamedTuple):
+    """A model that is ready, and what belongs to it.
+
+    Attributes:
+        model: For the Engine.
+        tokenizer: None: prompts are token ids.
+        sampling: Fields of SamplingParams for requests without params.
+    """
+
+    model: ServedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    sampling: dict[str, Any]
+
+
+def load_served(
+    model: str | Path | nn.Module,
+    tokenizer: str | Path | PreTrainedTokenizerBase | None,
+    quantization: str | None,
+    dtype: torch.dtype | str | None,
+    device: torch.device | str,
+    tensor_parallel_size: int,
+    generation_config: Literal["auto", "none"],
+    progress: bool | None,
+) -> Served:
+    """Load a model for LLM, whose arguments these are; errors as there."""
+    if generation_config not in ("auto", "none"):
+        raise ValueError(f"{_NAME}: generation_config must be 'auto' or 'none', got {generation_config!r}")
+    if not isinstance(model, (str, Path, nn.Module)) and not is_served_model(model):
+        raise ValueError(
+            f"{_NAME}: model must be a folder, a Llama or a model of transformers, got {type(model).__name__}"
+        )
+    size = tensor_parallel_size
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"{_NAME}: tensor_parallel_size must be an integer of at least 1, got {size!r}")
+    device_of(device)
+    given = load_tokenizer(found_tokenizer(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
+    wants_defaults = generation_config == "auto"
+    if not isinstance(model, (str, Path)):
+        if is_served_model(model):
+            return Served(model, given, {})  # type: ignore[arg-type]  # it has what a ServedModel has
+        for name, value in (("dtype", floating(dtype)), ("tensor_parallel_size", size if size != 1 else None)):
+            if value is not None:
+                raise ValueError(f"{_NAME}: {name} must be left out for a model that is loaded, got {value!r}")
+        served = _paged(model, quantization)
+        source = Path(getattr(model, "name_or_path", "") or "-")
+        found = given or (load_tokenizer(source) if source.exists() else None)
+        return Served(served, found, sampling_settings(model) if wants_defaults else {})
+    folder = found_folder(model)
+    sampling = sampling_defaults(folder) if wants_defaults else {}
+    weights = _weights(folder, quantization)
+    if needs_transformers(folder):
+        if size != 1:
+            raise ValueError(
+                f"{_NAME}: tensor_parallel_size must be 1 for a model that runs through transformers, got {size} for "
+                f"{folder}"
+            )
+        from ..patch.paged import load_paged
+
+        found = given or load_tokenizer(folder)
+        return Served(load_paged(folder, weights, floating(dtype), device), found, sampling)
+    checked_config(folder)  # what is wrong with a config, the tokenizer's reader would say in other words
+    tp_group = init_tp_group(size, device) if size != 1 else None
+    found = given or load_tokenizer(folder)  # while workers start
+    options = folder, weights or "dense", dtype, str(device)
+    read = partial(Llama.from_pretrained, *options, tp_group=tp_group)
+    if tp_group is None or tp_group.workers is None:
+        return Served(read(progress=progress), found, sampling)
+    tp_group.workers.make(make_worker, *options)
+    with tp_group.workers.relay_errors():
+        return Served(read(progress=progress), found, sampling)
+
+
+def _weights(folder: Path, quantization: str | None) -> str | None:
+    """Return the format that weights are quantized to; None where the checkpoint's own is named, or nothing.
+
+    Raises:
+        ValueError: For the name of another checkpoint format than the folder's.
+    """
+    if quantization is None or quantization in names() or quantization.startswith("auto:"):
+        return quantization
+    stored = method_of(folder)
+    if quantization != stored:
+        known = ", ".join(map(repr, names()))
+        raise ValueError(
+            f"{_NAME}: quantization must be one of {known}, or what the checkpoint is ({stored or 'not quantized'}), "
+            f"got {quantization!r}"
+        )
+    return None
+
+
+def needs_transformers(folder: Path) -> bool:
+    """Whether a checkpoint's model type is not one of Llama's, but one of transformers'."""
+    try:
+        kind = model_type_of(folder)
+    except (ValueError, OSError, NotImplementedError):  # whoever reads it next says what is wrong
+        return False
+    if not isinstance(kind, str) or kind in DEFAULTS:
+        return False
+    try:
+        from ..patch.paged import is_causal_type
+    except ImportError:  # without transformers
+        return False
+    return is_causal_type(kind)
+
+
+def _paged(model: nn.Module, quantization: str | None) -> ServedModel:
+    """Return a model of transformers as the engine calls models; patch it unless it is patched."""
+    from ..patch import is_patched, patch_model, unpatch_model
+    from ..patch.paged import PagedModel, check_model
+
+    check_model(model)
+    was_patched = is_patched(model)
+    if was_patched and quantization is not None:
+        raise ValueError(f"{_NAME}: quantization must be left out for a model that is patched, got {quantization!r}")
+    if not was_patched:
+        patch_model(model, weights=quantization)
+    try:
+        return PagedModel(model)
+    except BaseException:
+        if not was_patched and quantization is None and is_patched(model):
+            unpatch_model(model)
+        raise
+
+
+def device_of(device: torch.device | str) -> torch.device:
+    """The device of that name; ValueError for one that cannot be had."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{_NAME}: device must be cpu, cuda, cuda:N, or infini once it is enabled, got {device!r}"
+        ) from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"{_NAME}: device must be one that torch sees, got {device} of {torch.cuda.device_count()} GPUs"
+        )
+    return found
+
+
+def found_tokenizer(name: str | Path) -> Path:
+    """Return the folder of a tokenizer: a path, or where the hub's cache has a name."""
+    try:
+        return found_folder(name)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{_NAME}: the tokenizer's folder must exist, got {name}") from error
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model folder; None if there is none; ValueError if it cannot be read."""
+    is_gguf = folder.is_file()
+    if not (has_gguf_tokenizer(folder) if is_gguf else any((folder / name).is_file() for name in _TOKENIZER_FILES)):
+        return None
+    from transformers import AutoTokenizer
+
+    path, file = (folder.parent, folder.name) if is_gguf else (folder, None)
+    options: dict[str, Any] = {"gguf_file": file} if file else {}
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, **options)
+    except Exception as error:  # transformers and tokenizers raise whatever broken files lead to
+        if names_code(folder):
+            raise ValueError(
+                f"torch_infini.LLM: {folder} must hold a tokenizer of transformers' own classes, for code of a model "
+                "folder (auto_map) is never run, got one of its own (load it yourself, and pass it as tokenizer=)"
+            ) from error
+        cause = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"torch_infini.LLM: {folder} must hold a readable tokenizer, got: {cause}") from error
+
+
+def names_code(folder: Path) -> bool:
+    """Return whether a model folder has code of its own (auto_map)."""
+    for name in ("tokenizer_config.json", "config.json"):
+        try:
+            if json.loads((folder / name).read_text(encoding="utf-8")).get("auto_map"):
+                return True
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue
+    return False
