@@ -151,8 +151,8 @@ def test_sampling_params() -> None:
     assert (copy.resolve(None).max_tokens, params.max_tokens) == (3, 11)
     with pytest.raises(ValueError, match="top_p must be a number from 0 to 1, got 2"):
         SamplingParams(top_p=2)
-    copy.top_k = -1
-    with pytest.raises(ValueError, match="top_k must be an integer of at least 0, got -1"):
+    copy.top_k = -2
+    with pytest.raises(ValueError, match="top_k must be an integer of at least 0, got -2"):
         copy.resolve(None)
 
 

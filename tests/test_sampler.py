@@ -367,7 +367,7 @@ def test_params_normalised() -> None:
         ({"temperature": torch.inf}, "temperature must be a finite number of at least 0, got inf"),
         ({"temperature": 1e39}, "temperature must be at most 3.40282e+38, the largest number of float32, got 1e+39"),
         ({"temperature": "1"}, "temperature must be a finite number of at least 0, got '1'"),
-        ({"top_k": -1}, "top_k must be an integer of at least 0, got -1"),
+        ({"top_k": -2}, "top_k must be an integer of at least 0, got -2"),
         ({"top_k": 2.0}, "top_k must be an integer of at least 0, got 2.0"),
         ({"top_p": 1.01}, "top_p must be a number from 0 to 1, got 1.01"),
         ({"min_p": -0.1}, "min_p must be a number from 0 to 1, got -0.1"),

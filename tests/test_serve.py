@@ -178,7 +178,7 @@ def test_fields_of_sampling(llm: AsyncLLM, service: Service) -> None:
         ({"frequency_penalty": 2, "temperature": 0}, {"frequency_penalty": 2.0, "temperature": 0.0}),
         ({"logit_bias": {"70": 100}}, {"logit_bias": {70: 100.0}}),
         ({"stop": letter}, {"stop": letter}),
-        ({"stop": [letter], "include_stop_str_in_output": True}, {"stop": letter, "include_stop": True}),
+        ({"stop": [letter], "include_stop_str_in_output": True}, {"stop": letter, "include_stop_str_in_output": True}),
         ({"stop_token_ids": [free.token_ids[2]]}, {"stop_token_ids": [free.token_ids[2]]}),
         (
             {"stop_token_ids": [free.token_ids[2]], "min_tokens": 9},

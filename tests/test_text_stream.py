@@ -279,7 +279,7 @@ def test_stop_strings(pieces: tuple, stop: str | tuple, parts: list[str], found:
     stream = TextStream(tokenizer, SamplingParams(stop=stop))
     assert increments(stream, tokens) == parts
     assert stream.stopped == found
-    kept = TextStream(tokenizer, SamplingParams(stop=stop, include_stop=True))
+    kept = TextStream(tokenizer, SamplingParams(stop=stop, include_stop_str_in_output=True))
     assert "".join(increments(kept, tokens)) == "".join(parts) + (found or "")
 
 

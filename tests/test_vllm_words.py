@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from torch_infini import LLM, SamplingParams
+from torch_infini.engine import RequestOutputKind, Row, Sampler
 from torch_infini.engine.memory import cache_bytes_of, memory_of_machine
+from torch_infini.engine.text import TextStream
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,6 +112,127 @@ def test_stop_reasons(llm: LLM) -> None:
     token = output.outputs[0].token_ids[9]
     (stopped,) = llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=30, stop_token_ids=[token]))
     assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", token)
+
+
+def test_words_and_tokens_that_may_not_come(llm: LLM) -> None:
+    """bad_words, allowed_token_ids and logits_processors: each draws what is left."""
+    some = [[5, 6, token] for token in range(256, 400)]
+    plain = llm.generate(some, SamplingParams(temperature=0, max_tokens=1))
+    prompt, first = next((o.prompt_token_ids, o.token_ids[0]) for o in plain if o.token_ids[0] < 94)  # one letter
+    word = llm.get_tokenizer().decode([first])  # type: ignore[union-attr]
+    (other,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=12, bad_words=[word]))
+    assert first not in other.outputs[0].token_ids and word not in other.outputs[0].text
+    allowed = [40, 41, 42]
+    (few,) = llm.generate([prompt], SamplingParams(seed=1, temperature=3.0, max_tokens=12, allowed_token_ids=allowed))
+    assert set(few.outputs[0].token_ids) <= set(allowed)
+    seen: list[list[int]] = []
+
+    def only(past: list[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append(past)
+        return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor([7]), 0.0)
+
+    def noted(given: list[int], past: list[int], logits: torch.Tensor) -> torch.Tensor:
+        assert given == prompt
+        return logits
+
+    (forced,) = llm.generate([prompt], SamplingParams(max_tokens=3, logits_processors=[noted, only]))
+    assert forced.outputs[0].token_ids == [7, 7, 7] and seen == [[], [7], [7, 7]]
+    bad: Any = lambda past, logits: logits[:3]
+    (failed,) = llm.generate([prompt], SamplingParams(max_tokens=3, logits_processors=[bad]))
+    assert failed.outputs[0].finish_reason == "error" and "must return logits [512], got [3]" in str(
+        failed.outputs[0].error
+    )
+
+
+def test_words_of_several_tokens() -> None:
+    """Their last token is forbidden where the others came just before, and nowhere else."""
+    params = SamplingParams(temperature=0, bad_words=["unused"])
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    for output, token in (([], 3), ([1], 3), ([1, 2], 2), ([2, 1], 3), ([0, 1, 2], 2)):
+        row = Row(params, 0, [], list(output), bad_words=[[1, 2, 3]])
+        assert Sampler()(logits.clone(), [row])[0].token == token, output
+
+
+class Letters:
+    """A tokenizer of letters, of which 0 is special."""
+
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {0: SimpleNamespace(special=True)}
+
+    def decode(self, ids: list[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        return "".join("<s>" if i == 0 else chr(96 + i) for i in ids if i or not skip_special_tokens)
+
+
+def test_special_tokens() -> None:
+    for skip, text in ((True, "ab"), (False, "a<s>b")):
+        stream = TextStream(Letters(), SamplingParams(skip_special_tokens=skip))
+        assert "".join(stream.add(token) for token in (1, 0, 2)) + stream.finish() == text
+
+
+def test_prompt_logprobs(llm: LLM) -> None:
+    """Of every prompt token but the first, from the whole prompt's logits, behind a reused prefix too."""
+    prompt = list(range(20, 90))
+    model: Any = random_model("llama")
+    with torch.no_grad():
+        want = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    llm.generate([prompt], SamplingParams(max_tokens=1))  # which leaves a prefix
+    others = [list(range(100, 130)), [3]]
+    outputs = llm.generate([prompt, *others], SamplingParams(max_tokens=2, prompt_logprobs=2, temperature=0))
+    output = outputs[0]
+    assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(prompt) and output.num_cached_tokens == 0
+    for place, entries in enumerate(output.prompt_logprobs[1:], 1):
+        assert entries is not None
+        assert abs(entries[prompt[place]].logprob - float(want[place - 1, prompt[place]])) < 1e-3
+        assert entries[prompt[place]].rank == 1 + int((want[place - 1] > want[place - 1, prompt[place]]).sum())
+    assert outputs[2].prompt_logprobs == [None]
+    again = llm.generate([prompt], SamplingParams(max_tokens=2, temperature=0))[0]
+    assert again.outputs[0].token_ids == output.outputs[0].token_ids and again.prompt_logprobs is None
+
+
+def test_texts(llm: LLM) -> None:
+    """Without a text, with special tokens in it, of a prompt's end."""
+    params: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
+    (plain,) = llm.generate(["hello world"], SamplingParams(**params))
+    (bare,) = llm.generate(["hello world"], SamplingParams(**params, detokenize=False))
+    assert (bare.outputs[0].text, bare.outputs[0].token_ids) == ("", plain.outputs[0].token_ids)
+    (short,) = llm.generate([[5, 6, 7, 8]], SamplingParams(**params, truncate_prompt_tokens=2))
+    assert short.prompt_token_ids == [7, 8]
+
+
+def test_kinds_of_outputs(llm: LLM) -> None:
+    params = {"temperature": 0, "max_tokens": 6, "logprobs": 1}
+    (whole,) = llm.generate(["hello"], SamplingParams(**params))
+    deltas = list(llm.stream("hello", SamplingParams(**params, output_kind=RequestOutputKind.DELTA)))
+    assert len(deltas) > 1
+    assert sum((one.outputs[0].token_ids for one in deltas), []) == whole.outputs[0].token_ids
+    assert "".join(one.outputs[0].text for one in deltas) == whole.outputs[0].text
+    assert sum((one.outputs[0].token_logprobs or [] for one in deltas), []) == whole.outputs[0].token_logprobs
+    (final,) = llm.stream("hello", SamplingParams(**params, output_kind=RequestOutputKind.FINAL_ONLY))
+    assert final.outputs[0].token_ids == whole.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"bad_words": [""]}, "bad_words must be strings, none of them empty"),
+        ({"allowed_token_ids": []}, "allowed_token_ids must be None or have a token"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids must be token ids of at least 0, or None"),
+        ({"logits_processors": [3]}, "logits_processors must be functions"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be an integer of at least 0 or None"),
+        ({"detokenize": False, "stop": "x"}, "stop must be empty where detokenize is False"),
+        ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens must be True, got False"),
+        ({"output_kind": 1}, "output_kind must be a RequestOutputKind, got 1"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be an integer of at least 1, -1 or None, got 0"),
+        ({"top_k": -2}, "top_k must be an integer of at least 0, got -2"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        SamplingParams(**settings)
+
+
+def test_top_k_of_minus_one() -> None:
+    assert SamplingParams(top_k=-1).top_k == 0
 
 
 def test_chat(llm: LLM) -> None:

@@ -9,7 +9,7 @@ from .blocks import BlockManager
 from .config import EngineConfig
 from .engine import Engine
 from .llm import LLM
-from .outputs import CompletionOutput, Logprob, Metrics, RequestMetrics, RequestOutput, TokenLogprobs
+from .outputs import CompletionOutput, Logprob, Metrics, RequestMetrics, RequestOutput, RequestOutputKind, TokenLogprobs
 from .sampler import Row, Sampled, Sampler
 from .sampling_params import SamplingParams
 
@@ -24,6 +24,7 @@ __all__ = [
     "Metrics",
     "RequestMetrics",
     "RequestOutput",
+    "RequestOutputKind",
     "Row",
     "Sampled",
     "Sampler",

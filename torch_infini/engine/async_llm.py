@@ -7,14 +7,14 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 from .engine import Engine, Prompt
 from .llm import LLM, Message
-from .outputs import Metrics, RequestOutput
+from .outputs import Metrics, RequestOutput, RequestOutputKind, of_kind
 from .sampling_params import SamplingParams
 from .sequence import Request
 
@@ -49,12 +49,12 @@ class AsyncLLM:
         # The thread holds no reference to this object, so that dropping it ends the thread.
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
+    async def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestOutput:
         """Continue a prompt; cancelling the task cancels the request.
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
-            params: None: the model's own (generation_config).
+            sampling_params: None: the model's own (generation_config).
 
         Returns:
             The finished output.
@@ -63,27 +63,36 @@ class AsyncLLM:
             ValueError: For a prompt that cannot be served.
             RuntimeError: If this is closed, or its thread failed.
         """
-        outputs = [output async for output in self.stream(prompt, params)]
+        outputs = [output async for output in self._outputs(prompt, sampling_params)]
         return outputs[-1]
 
-    async def chat(self, messages: list[Message], params: SamplingParams | None = None) -> RequestOutput:
+    async def chat(self, messages: list[Message], sampling_params: SamplingParams | None = None) -> RequestOutput:
         """Answer a conversation: [{"role": "user", "content": "..."}, ...]. Otherwise as generate."""
-        return await self.generate(self._llm.chat_prompt(messages), params)
+        return await self.generate(self._llm.chat_prompt(messages), sampling_params)
 
-    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
+    async def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> AsyncIterator[RequestOutput]:
         """Continue a prompt, with an output for every step; leaving the loop cancels the request.
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
-            params: None: the model's own (generation_config).
+            sampling_params: None: the model's own (generation_config).
 
         Yields:
-            The output so far.
+            The output so far, or what sampling_params.output_kind says.
 
         Raises:
             ValueError: For a prompt that cannot be served.
             RuntimeError: If this is closed, or its thread failed.
         """
+        kind = RequestOutputKind.CUMULATIVE if sampling_params is None else sampling_params.output_kind
+        async with aclosing(self._outputs(prompt, sampling_params)) as outputs:
+            async for output in outputs:
+                if (shaped := of_kind(output, kind)) is not None:
+                    yield shaped
+
+    async def _outputs(self, prompt: Prompt, params: SamplingParams | None) -> AsyncGenerator[RequestOutput, None]:
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
 

@@ -12,13 +12,14 @@ from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from .blocks import BlockManager
 from .config import CACHE_BYTES, EngineConfig
 from .model import ServedModel, is_served_model
 from .outputs import Finish, Metrics, RequestOutput, TokenLogprobs
 from .runner import ChunkInput, Runner, TPRunner
-from .sampler import Row, Sampled, Sampler, resolve_seeds
+from .sampler import Row, Sampled, Sampler, log_softmax, most_likely, resolve_seeds
 from .sampling_params import SamplingParams
 from .scheduler import ScheduledChunk, Scheduler
 from .sequence import Request, Sequence, output_of, plain_ids
@@ -172,15 +173,33 @@ class Engine:
         if ids is None:
             assert text is not None
             ids = self.encode(text)
-        tokens = self._checked(ids, params)
+        tokens = self._checked(self._truncated(ids, params), params)
         limit = (
             self.max_model_len
             if params.max_tokens is None
             else min(self.max_model_len, len(tokens) + params.max_tokens)
         )
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text)
+        request.bad_words = self._words(params)
         request.sequences.append(self._new_sequence(request, 0))
         return request
+
+    def _truncated(self, ids: Iterable[Any], params: SamplingParams) -> Iterable[Any]:
+        """Return the prompt's last tokens, as many as truncate_prompt_tokens says."""
+        if params.truncate_prompt_tokens is None:
+            return ids
+        kept = params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else self.max_model_len - 1
+        return list(ids)[-kept:]
+
+    def _words(self, params: SamplingParams) -> list[list[int]]:
+        """Tokenize bad_words, each alone and with a space before it."""
+        if params.bad_words and self.tokenizer is None:
+            raise ValueError(f"{_NAME}: bad_words must be empty where there is no tokenizer, got {params.bad_words}")
+        words = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
+        found = (
+            [self.tokenizer(word, add_special_tokens=False)["input_ids"] for word in words] if self.tokenizer else []
+        )
+        return [list(tokens) for tokens in dict.fromkeys(map(tuple, found)) if tokens]
 
     def submit(self, request: Request, id: str) -> str:
         """Add a request of new_request under an id that no other request has; return the id."""
@@ -228,7 +247,8 @@ class Engine:
         return tokens
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
-        row = Row(request.params, request.seeds[index], request.prompt, [], self.model.config.eos_token_ids)
+        ends, seed = self.model.config.eos_token_ids, request.seeds[index]
+        row = Row(request.params, seed, request.prompt, [], ends, request.bad_words)
         return Sequence(request, index, row, list(request.prompt))
 
     def abort(self, id: str) -> bool:
@@ -353,6 +373,8 @@ class Engine:
 
     def _run(self, chunks: list[ScheduledChunk]) -> None:
         logits = self._runner.run([chunk_input(chunk) for chunk in chunks], self.scheduler.copies)
+        for i, prompt_logits in self._runner.prompt_logits.items():
+            self._keep_prompt_logprobs(chunks[i], prompt_logits)
         rows: list[int] = []
         sequences: list[Sequence] = []
         wanted = 0
@@ -376,6 +398,17 @@ class Engine:
             self._changed[sequence.request] = None
             if sequence.finish is None:
                 self._append(sequence, result)
+
+    def _keep_prompt_logprobs(self, chunk: ScheduledChunk, logits: Tensor) -> None:
+        """Keep the log-probabilities of the prompt's tokens behind a chunk's, from logits [tokens, vocab_size]."""
+        request, first = chunk.sequence.request, chunk.start + 1
+        tokens = request.prompt[first : first + chunk.num_tokens]
+        count = request.params.prompt_logprobs or 0
+        for place, (token, row) in enumerate(zip(tokens, logits, strict=False), first):
+            values = log_softmax(row.float())
+            own = values[token]
+            rank = 1 + int((values > own).sum())
+            request.prompt_logprobs[place] = TokenLogprobs(token, own.item(), rank, most_likely(values, count))
 
     def _samples(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences to sample: this one, or those of a request whose prompt was just computed.
@@ -430,7 +463,7 @@ class Engine:
         Returns:
             The stop string that was found, or None.
         """
-        if self.tokenizer is None or num_tokens == 0:
+        if self.tokenizer is None or num_tokens == 0 or not sequence.request.params.detokenize:
             return None
         if sequence.stream is None:
             sequence.stream = TextStream(self.tokenizer, sequence.request.params, sequence.request.prompt)
@@ -502,4 +535,6 @@ def described(error: Exception) -> str:
 def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
     sequence, start, num_tokens = chunk
     end = start + num_tokens
-    return ChunkInput(sequence.tokens[start:end], start, sequence.blocks, end == len(sequence.tokens))
+    request = sequence.request
+    all_wanted = request.params.prompt_logprobs is not None and sequence.index == 0 and start < len(request.prompt) - 1
+    return ChunkInput(sequence.tokens[start:end], start, sequence.blocks, end == len(sequence.tokens), all_wanted)

@@ -19,7 +19,7 @@ from ..models import Llama
 from .engine import Engine, Prompt, described
 from .loading import load_served
 from .memory import cache_bytes_of
-from .outputs import Metrics, RequestOutput
+from .outputs import Metrics, RequestOutput, of_kind
 from .sampling_params import SamplingParams
 from .sequence import Request
 from .vllm_arguments import engine_config
@@ -182,7 +182,9 @@ class LLM:
     def _streamed(self, request: Request) -> Iterator[RequestOutput]:
         reader = self._add(request)
         try:
-            yield from self._outputs(reader)
+            for output in self._outputs(reader):
+                if (shaped := of_kind(output, request.params.output_kind)) is not None:
+                    yield shaped
         finally:
             self._drop([reader])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -105,6 +105,14 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+class RequestOutputKind(Enum):
+    """What the outputs of a stream hold."""
+
+    CUMULATIVE = 0  # all so far
+    DELTA = 1  # what is new
+    FINAL_ONLY = 2  # one output, when the request is finished
+
+
 class RequestMetrics(NamedTuple):
     """Times of a request, in seconds since it was added; None: not yet.
 
@@ -167,6 +175,19 @@ class RequestOutput:
     def token_ids(self) -> list[int]:
         """Tokens of the first sample."""
         return self.outputs[0].token_ids
+
+
+def of_kind(output: RequestOutput, kind: RequestOutputKind) -> RequestOutput | None:
+    """Return a stream's output as its kind asks for; None where it is left out."""
+    if kind is RequestOutputKind.CUMULATIVE:
+        return output
+    if kind is RequestOutputKind.FINAL_ONLY:
+        return output if output.finished else None
+    deltas = []
+    for one in output.outputs:
+        logprobs = one.token_logprobs and one.token_logprobs[len(one.token_ids) - len(one.new_token_ids) :]
+        deltas.append(replace(one, text=one.new_text, token_ids=one.new_token_ids, token_logprobs=logprobs))
+    return replace(output, outputs=deltas)
 
 
 @dataclass

@@ -28,12 +28,14 @@ class ChunkInput(NamedTuple):
         start: The index of the first one in the sequence.
         blocks: The sequence's blocks, those of the chunk included.
         wanted: Whether the logits behind its last token are.
+        all_wanted: Whether the logits behind all of its tokens are, for prompt_logprobs.
     """
 
     tokens: list[int]
     start: int
     blocks: list[int]
     wanted: bool = True
+    all_wanted: bool = False
 
 
 class Runner:
@@ -45,6 +47,9 @@ class Runner:
         max_num_seqs: The largest recorded step; one with more chunks is computed op by op.
         max_tokens: Tokens of a sequence, at most.
         record: Whether decode steps are recorded.
+
+    Attributes:
+        prompt_logits: Of the last run, by the index of the chunks with all_wanted: [tokens of the chunk, vocab_size].
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Runner:
         self.device = model.device
         self._width = -(-max_tokens // cache.block_size)  # of block tables
         self._steps = DecodeSteps(model, cache, max_num_seqs, self._width, record)
+        self.prompt_logits: dict[int, Tensor] = {}
         self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]  # what the block tables of the steps hold
 
     @torch.inference_mode()
@@ -74,17 +80,31 @@ class Runner:
             anything where none is wanted.
         """
         self.cache.copy_blocks(copies)
+        self.prompt_logits = {}
+        if any(chunk.all_wanted for chunk in chunks):
+            return self._prefill_all(chunks)
         if len(chunks) <= len(self._rows) and all(len(chunk.tokens) == 1 for chunk in chunks):
             return self._decode(chunks)
         return self._prefill(chunks)
 
-    def _prefill(self, chunks: Sequence[ChunkInput]) -> Tensor:
+    def _prefill_all(self, chunks: Sequence[ChunkInput]) -> Tensor:
+        """Compute the logits of all tokens, and keep those of the chunks whose are wanted, by the chunk's index."""
+        logits = self._prefill(chunks, last=False)
+        rows, at = [], 0
+        for i, chunk in enumerate(chunks):
+            if chunk.all_wanted:
+                self.prompt_logits[i] = logits[at : at + len(chunk.tokens)]
+            at += len(chunk.tokens)
+            rows.append(at - 1)
+        return logits[torch.tensor([rows[i] for i in wanted_of(chunks)], device=self.device)]
+
+    def _prefill(self, chunks: Sequence[ChunkInput], last: bool = True) -> Tensor:
         size = self.cache.block_size
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         starts = [0]
-        for new, start, blocks, _ in chunks:
+        for new, start, blocks, *_ in chunks:
             end = start + len(new)
             tokens += new
             positions += range(start, end)
@@ -98,12 +118,12 @@ class Runner:
         if len(wanted) < len(chunks):
             numbers.append(wanted)
         batch = Batch(*(torch.tensor(x, device=self.device) for x in numbers))
-        return self.model(batch, self.cache, last=True)
+        return self.model(batch, self.cache, last=last)
 
     def _decode(self, chunks: Sequence[ChunkInput]) -> Tensor:
         step, size = self._steps.step(len(chunks), self._width), self.cache.block_size
         columns = []
-        for row, ((token,), start, blocks, _) in enumerate(chunks):
+        for row, ((token,), start, blocks, *_) in enumerate(chunks):
             if self._rows[row] != blocks:
                 self._rows[row] = []  # if the next line is interrupted, the row must not count as what it held before
                 step.tables[row, : len(blocks)] = torch.tensor(blocks)
@@ -130,6 +150,11 @@ class TPRunner:
 
     def __init__(self, runner: Runner, workers: Workers) -> None:
         self._runner, self._workers = runner, workers
+
+    @property
+    def prompt_logits(self) -> dict[int, Tensor]:
+        """As Runner's."""
+        return self._runner.prompt_logits
 
     def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]] = ()) -> Tensor:
         """Compute chunks on all ranks; as Runner.run."""

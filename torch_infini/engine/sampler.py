@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_char
 from dataclasses import dataclass, field
 from functools import lru_cache
+from inspect import signature
 from math import inf, log
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +61,7 @@ class Row:
         output: The tokens generated so far, which may only be appended to; its length is the offset in the random
             stream.
         eos_token_ids: The model's end-of-sequence tokens, for min_tokens.
+        bad_words: The tokens of each of params.bad_words.
     """
 
     params: SamplingParams
@@ -67,6 +69,7 @@ class Row:
     prompt: Sequence[int]
     output: list[int]
     eos_token_ids: Sequence[int] = ()
+    bad_words: Sequence[Sequence[int]] = ()
     # How often each token of prompt and output is in the output, as far as that was counted.
     _counts: dict[int, int] | None = field(default=None, init=False, repr=False)
     _counted: int = field(default=0, init=False, repr=False)
@@ -253,10 +256,45 @@ def edit(logits: Tensor, row: Row) -> str | None:
                 times = integers(counts.values(), logits.device)
                 values = values - (times * params.frequency_penalty + (times > 0) * params.presence_penalty)
             logits[ids] = values
+    if params.allowed_token_ids is not None:
+        if (largest := max(params.allowed_token_ids)) >= size:
+            return f"torch_infini.Sampler: allowed_token_ids must be below {size}, the vocabulary's size, got {largest}"
+        ids = integers(params.allowed_token_ids, logits.device)
+        allowed = logits[ids]
+        logits.fill_(-inf)
+        logits[ids] = allowed
+    if forbidden := [
+        word[-1]
+        for word in row.bad_words
+        if word[:-1] == row.output[len(row.output) - len(word) + 1 :] and word[-1] < size
+    ]:
+        logits[integers(forbidden, logits.device)] = -inf
+    for processor in params.logits_processors:
+        wrong = process(logits, row, processor)
+        if wrong is not None:
+            return wrong
     if len(row.output) < params.min_tokens:
         ends = [token for token in row.ends() if token < size]
         if ends:
             logits[integers(ends, logits.device)] = -inf
+    return None
+
+
+def ends_with(tokens: Sequence[int], end: Sequence[int]) -> bool:
+    """Whether tokens end so; every sequence ends with none."""
+    return len(tokens) >= len(end) and list(tokens[len(tokens) - len(end) :]) == list(end)
+
+
+def process(logits: Tensor, row: Row, processor: Callable[..., Any]) -> str | None:
+    """Replace a row's logits by what a processor returns; return an error message or None."""
+    takes_prompt = len(signature(processor).parameters) > 2
+    args = (list(row.prompt), list(row.output), logits) if takes_prompt else (list(row.output), logits)
+    found = processor(*args)
+    if not isinstance(found, Tensor) or found.shape != logits.shape:
+        came = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        return f"torch_infini.Sampler: logits_processors must return logits {list(logits.shape)}, got {came}"
+    if found is not logits:
+        logits.copy_(found)
     return None
 
 

@@ -14,7 +14,12 @@ from typing import Any
 
 import torch
 
+from .outputs import RequestOutputKind
+
 LARGEST = torch.finfo(torch.float32).max  # what the kernel's settings can hold
+
+
+LogitsProcessor = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,7 @@ class SamplingParams:
     Args:
         n: How many samples of a prompt, at least 1.
         temperature: What logits are divided by; 0: the most likely token always (min_p, top_k and top_p do nothing).
-        top_k: Draw among so many most likely tokens; 0: no limit.
+        top_k: Draw among so many most likely tokens; 0 or -1: no limit.
         top_p: Draw among the most likely tokens that hold this share of the probability, from 0 to 1; 1: no limit.
         min_p: Draw among tokens with at least this share of the most likely one's probability, both after temperature;
             from 0 (no limit) to 1.
@@ -48,7 +53,20 @@ class SamplingParams:
         stop: A string or strings that end the output where they first appear in it.
         stop_token_ids: Tokens that end the output, besides the model's end-of-sequence tokens.
         ignore_eos: Whether end-of-sequence tokens are tokens like all others.
-        include_stop: Whether the stop string stays at the end of the text.
+        include_stop_str_in_output: Whether the stop string stays at the end of the text.
+        bad_words: Texts of which none may be generated: the last token of one is forbidden where the tokens before it
+            are there. Each as it is, and with a space before it. Needs a tokenizer.
+        allowed_token_ids: The only tokens that may be drawn; None: all.
+        logits_processors: Functions of (generated token ids, logits [vocabulary] float32), or of (prompt token ids,
+            generated token ids, logits), that return the logits to draw from; called for each token after the
+            penalties. One that raises ends the request.
+        prompt_logprobs: As logprobs, of the prompt's tokens; their keys are then computed anew. None: nothing of it.
+        detokenize: Whether the output has a text; stop must be empty where it is False.
+        skip_special_tokens: Whether special tokens are left out of the text.
+        spaces_between_special_tokens: True, as in all tokenizers of transformers 5; False is refused.
+        truncate_prompt_tokens: The prompt keeps its last tokens, so many; -1: as many as the model takes. None: all.
+        output_kind: What a stream's outputs hold: CUMULATIVE, all so far; DELTA, what is new; FINAL_ONLY, the last
+            output alone.
 
     Raises:
         ValueError: For a value outside what is said above.
@@ -70,11 +88,22 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
-    include_stop: bool = False
+    include_stop_str_in_output: bool = False
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    logits_processors: Sequence[LogitsProcessor] = ()
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
         self._integer("n", 1)
         self._number("temperature", 0, LARGEST, "be a finite number of at least 0")
+        if self.top_k == -1 and is_integer(self.top_k):
+            self._set("top_k", 0)
         self._integer("top_k", 0)
         self._number("top_p", 0, 1, "be a number from 0 to 1")
         self._number("min_p", 0, 1, "be a number from 0 to 1")
@@ -97,7 +126,29 @@ class SamplingParams:
         self._several(
             "stop_token_ids", lambda token: is_integer(token) and token >= 0, "be token ids, integers of at least 0"
         )
-        for name in ("ignore_eos", "include_stop"):
+        self._several("bad_words", lambda text: isinstance(text, str) and text, "be strings, none of them empty")
+        if self.allowed_token_ids is not None:
+            self._several(
+                "allowed_token_ids",
+                lambda token: is_integer(token) and token >= 0,
+                "be token ids of at least 0, or None",
+            )
+            if not self.allowed_token_ids:
+                self._fail("allowed_token_ids", "be None or have a token", repr(self.allowed_token_ids))
+        if self.logits_processors is None:
+            self._set("logits_processors", ())
+        self._several("logits_processors", callable, "be functions")
+        if self.prompt_logprobs is not None:
+            self._integer("prompt_logprobs", 0, " or None")
+        if self.truncate_prompt_tokens not in (None, -1):
+            self._integer("truncate_prompt_tokens", 1, ", -1 or None")
+        if not self.detokenize and self.stop:
+            self._fail("stop", "be empty where detokenize is False", repr(self.stop))
+        if self.spaces_between_special_tokens is not True:
+            self._fail("spaces_between_special_tokens", "be True", repr(self.spaces_between_special_tokens))
+        if not isinstance(self.output_kind, RequestOutputKind):
+            self._fail("output_kind", "be a RequestOutputKind", repr(self.output_kind))
+        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 self._fail(name, "be True or False", repr(getattr(self, name)))
 
@@ -118,6 +169,9 @@ class SamplingParams:
             or self.repetition_penalty != 1
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
+            or self.bad_words
+            or self.allowed_token_ids is not None
+            or self.logits_processors
             or (self.min_p > 0 and self.temperature > 0)
         )
 

@@ -139,8 +139,9 @@ class Scheduler:
         if sum(s.samples for s in self.running) + samples > self.max_num_seqs:
             return False
         prompt = len(sequence.request.prompt)
+        reuses = sequence.request.params.prompt_logprobs is None  # else logits of the whole prompt are wanted
         found, identity = self.blocks.match(
-            sequence.tokens, lambda tokens: tokens >= prompt or tokens % self.chunk_size == 0
+            sequence.tokens, lambda tokens: reuses and (tokens >= prompt or tokens % self.chunk_size == 0)
         )
         # Leave one block for each running sequence, or they would preempt the newcomer at once.
         wanted = self.blocks.needed(len(sequence.tokens) + 1) - len(found)

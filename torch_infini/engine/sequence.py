@@ -30,6 +30,8 @@ class Request:
         seeds: One for each sample.
         sequences: One until the prompt is computed, then params.n.
         reused: The number of the prompt's tokens that were in the cache.
+        bad_words: The tokens of each of params.bad_words.
+        prompt_logprobs: Of the prompt's tokens by their place, where requested, as far as computed.
         last_output: The output that was returned last, or None.
         arrived, first_token, finished: Times in seconds of time.perf_counter; None: not yet.
     """
@@ -43,6 +45,8 @@ class Request:
     text: str | None = None
     sequences: list[Sequence] = field(default_factory=list)
     reused: int = 0
+    bad_words: list[list[int]] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     last_output: RequestOutput | None = None
     arrived: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
@@ -92,7 +96,8 @@ class Sequence:
     def restart(self) -> None:
         """Reset all state but the tokens, after an interrupt that may have left it inconsistent."""
         self.blocks, self.computed, self.num_cached, self.identity = [], 0, 0, ROOT
-        self.row = Row(self.row.params, self.row.seed, self.row.prompt, self.output, self.row.eos_token_ids)
+        row = self.row
+        self.row = Row(row.params, row.seed, row.prompt, self.output, row.eos_token_ids, row.bad_words)
         del self.logprobs[self.generated :]
         self.stream, self.text, self.starts = None, "", []
 
@@ -165,6 +170,9 @@ def output_of(request: Request, tokenizer: Any = None) -> RequestOutput:
         outputs,
         request.reused,
         RequestMetrics(since(request.first_token), since(request.finished)),
+        [request.prompt_logprobs[place] for place in sorted(request.prompt_logprobs)]
+        if request.params.prompt_logprobs is not None
+        else None,
     )
 
 

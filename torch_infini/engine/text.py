@@ -32,7 +32,7 @@ class TextStream:
     Args:
         tokenizer: One of transformers', or anything with decode(ids, skip_special_tokens=,
             clean_up_tokenization_spaces=).
-        params: The request's settings: stop, include_stop and min_tokens.
+        params: The request's settings: stop, include_stop_str_in_output, min_tokens and skip_special_tokens.
         prompt_tokens: What the output continues; empty: nothing.
 
     Attributes:
@@ -43,8 +43,8 @@ class TextStream:
     def __init__(self, tokenizer: Any, params: SamplingParams | None = None, prompt_tokens: Sequence[int] = ()) -> None:
         self.stopped: str | None = None
         self._decode = tokenizer.decode
-        self._special = special_tokens(tokenizer)
         self._params = params or SamplingParams()
+        self._special = special_tokens(tokenizer) if self._params.skip_special_tokens else frozenset()
         self.added = 0
         self._held = ""  # text that may be the beginning of a stop string
         # The last tokens; how much of their text was given; how many of them have made that text another one.
@@ -85,7 +85,8 @@ class TextStream:
     def _text(self, tokens: list[int]) -> str:
         if not tokens:
             return ""
-        text = self._decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        skip = self._params.skip_special_tokens
+        text = self._decode(tokens, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
         if not isinstance(text, str):
             raise TypeError(f"decode must return a str, got {text!r}")
         return text
@@ -136,7 +137,7 @@ class TextStream:
         if found:
             end, at, self.stopped = min(found)
             self._held = ""
-            return text[: end if self._params.include_stop else at]
+            return text[: end if self._params.include_stop_str_in_output else at]
         keep = max(
             (length for stop in self._params.stop for length in range(1, len(stop)) if text.endswith(stop[:length])),
             default=0,

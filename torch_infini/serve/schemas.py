@@ -319,13 +319,13 @@ class SamplingBody(Body):
             "repetition_penalty": self.repetition_penalty,
             "min_tokens": self.min_tokens,
             "ignore_eos": self.ignore_eos,
-            "include_stop": self.include_stop_str_in_output,
+            "include_stop_str_in_output": self.include_stop_str_in_output,
             "logprobs": self.top,
         }
         try:
             return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
         except ValueError as error:
-            names = {"max_tokens": limit, "include_stop": "include_stop_str_in_output", "logprobs": "top_logprobs"}
+            names = {"max_tokens": limit, "logprobs": "top_logprobs"}
             raise bad_request(error, **names) from None
 
 

@@ -30,7 +30,7 @@ class SamplingParams:
         stop_token_ids: Tokens that end the output, besides the model's end-of-sequence tokens.
         ignore_eos: Whether end-of-sequence tokens are tokens like all others.
         n, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logit_bias, logprobs, min_tokens,
-        include_stop: As in torch_infini.SamplingParams.
+        include_stop_str_in_output: As in torch_infini.SamplingParams.
 
     Raises:
         ValueError: For a value that torch_infini.SamplingParams refuses, also when a request is added, for attributes
@@ -54,7 +54,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
     min_tokens: int = 0
-    include_stop: bool = False
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         self.resolve(None)
