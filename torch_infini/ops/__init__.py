@@ -1,15 +1,15 @@
 """The ops: a module for each, with its schema, documented function and fake.
 
 torch_infini.ops.<name>(...) is the documented function, torch.ops.infini.<name> the op it calls.
-Every module of this folder that does not begin with an underscore is one op (SPEC) or a family of similar ops (SPECS),
-and is found here by itself. __init__.pyi says the same to type checkers; `make docs` writes it.
+Every module of this folder whose name does not begin with an underscore defines one op (SPEC) or a family of similar
+ops (SPECS), and is found automatically. __init__.pyi declares the same for type checkers; `make docs` writes it.
 """
 
 import os
 from importlib import import_module
 from pkgutil import iter_modules
 
-# The library first: what it lacks fails the import before any op is defined, so that another import can be tried.
+# Import the library first: if it lacks something, the import fails before any op is defined, and can be tried again.
 from .._core import library  # noqa: F401
 from ._provider_kernels import Provider
 from ._providers import (
@@ -43,11 +43,11 @@ for _module in iter_modules(__path__):
         _found = import_module(f"{__name__}.{_module.name}")
         for _spec in getattr(_found, "SPECS", None) or (_found.SPEC,):
             register(_spec)
-            # The function takes the place of the module that holds it: torch_infini.ops.rms_norm is what one calls.
+            # The function replaces the module that defines it, so that torch_infini.ops.rms_norm can be called.
             globals()[_spec.name] = _spec.function
             __all__.append(_spec.name)
 
-if os.environ.get("INFINI_LOG"):  # after all ops: a logging kernel lies over each
+if os.environ.get("INFINI_LOG"):  # after all ops, because a logging kernel is registered over each
     from ._logging import start
 
     start(os.environ["INFINI_LOG"])

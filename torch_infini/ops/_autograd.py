@@ -1,7 +1,7 @@
-"""What autograd, forward and backward, meets in ops that have no derivative: an error, never a missing gradient.
+"""Autograd, forward and backward, for ops without a derivative: an error instead of a missing gradient.
 
-Eager calls are watched in C++ (csrc/torch/autograd.h), which calls `_without_backward` only where an input requires a
-gradient. While a compiler traces, the Python dispatcher takes the kernels of `trace`.
+C++ (csrc/torch/autograd.h) handles eager calls and calls `_without_backward` only if an input requires a gradient.
+While a compiler traces, the Python dispatcher uses the kernels of `trace`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from .._core.library import SEES_AUTOGRAD
 if TYPE_CHECKING:
     from ._registry import OpSpec
 
-# torch's own kernel for ops without a derivative stays where it is, for torch.func and compilers count on one. It warns
-# in backward before ours raises. A torch that lacks what csrc/torch/autograd_torch.cpp asks has only its warning.
+# torch's own kernel for ops without a derivative stays registered, because torch.func and compilers rely on it. It
+# warns in backward before ours raises. A torch without the functions that csrc/torch/autograd_torch.cpp needs only
+# warns.
 warnings.filterwarnings(
     "ignore" if SEES_AUTOGRAD else "error",
     message=r"infini::\w+: an autograd kernel was not registered",
@@ -44,11 +45,11 @@ class _WithoutBackward(torch.autograd.Function):
 
 
 def without_backward(y: Tensor, x: Tensor, op: str) -> Tensor:
-    """y, from which the way back to x raises; y itself where it cannot have a gradient."""
-    with torch._C.DisableTorchFunction():  # unseen by modes that watch torch's functions
+    """Return y with a backward to x that raises; y itself if it cannot have a gradient."""
+    with torch._C.DisableTorchFunction():  # hides this from modes that intercept torch's functions
         if not y.is_floating_point():
             return y
-        # Past the check of Function.apply for torch.func's transforms, which have unwrapped y and x already.
+        # Skip the check of Function.apply for torch.func's transforms, which have already unwrapped y and x.
         apply: Callable[..., Tensor] = super(torch.autograd.Function, _WithoutBackward).apply
         return apply(y, x, op)
 
@@ -61,7 +62,7 @@ def no_backward(grad: Tensor, shape: Any, dtype: torch.dtype, op: str) -> Tensor
 
 
 def define(library: torch.library.Library) -> None:
-    """Define the two ops that the others need."""
+    """Define the two ops that this module needs."""
     library.define("_without_backward(Tensor y, Tensor x, str op) -> Tensor")
     library.impl("_without_backward", without_backward, "CompositeImplicitAutograd")
     library.define("_no_backward(Tensor grad, SymInt[] shape, ScalarType dtype, str op) -> Tensor")
@@ -72,12 +73,12 @@ def define(library: torch.library.Library) -> None:
 
 
 def is_followed(value: Any) -> bool:
-    """Whether autograd follows an argument."""
+    """Return whether autograd tracks an argument."""
     return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
 
 
 def refuse_gradient(op: str, named: Iterable[tuple[str, Any]]) -> None:
-    """Refuse arguments that autograd follows, for a form that writes."""
+    """Raise if autograd tracks an argument, for forms that write."""
     for name, value in named:
         if is_followed(value):
             raise RuntimeError(
@@ -87,9 +88,9 @@ def refuse_gradient(op: str, named: Iterable[tuple[str, Any]]) -> None:
 
 
 def trace(spec: OpSpec) -> None:
-    """Let compilers see that the results of the op's functional form have no way back.
+    """Make compilers see that no gradient flows back from the results of the op's functional form.
 
-    The Python dispatcher, which is on only while something is traced, takes this kernel.
+    The Python dispatcher, which is active only during tracing, uses this kernel.
     """
     op = spec.op
 
@@ -107,9 +108,9 @@ def trace(spec: OpSpec) -> None:
 
 
 def trace_out(spec: OpSpec) -> None:
-    """Let compilers see the out form as the functional form and a copy, which they place in `out` where they can.
+    """Make compilers see the out form as the functional form and a copy, which they elide if they can.
 
-    torch cannot functionalise an op of ours whose result is one of its arguments.
+    torch cannot functionalize one of our ops whose result is one of its arguments.
     """
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +125,7 @@ def trace_out(spec: OpSpec) -> None:
 
 
 def check_out(op: str, name: str, out: Tensor, value: Tensor) -> None:
-    """Raise unless `out` can take `value` as it is."""
+    """Raise unless `out` can hold `value` without conversion."""
     if out.shape != value.shape:
         raise RuntimeError(f"infini::{op}: {name} must have shape {list(value.shape)}, got {list(out.shape)}")
     if out.dtype != value.dtype:
@@ -133,9 +134,9 @@ def check_out(op: str, name: str, out: Tensor, value: Tensor) -> None:
 
 
 def refuse_transforms(spec: OpSpec, op: Any) -> Callable[..., Any]:
-    """A kernel for tensors that torch.func.grad, jvp and their like follow: raises, or goes on where they follow none.
+    """Make a kernel for tensors that torch.func.grad, jvp and similar transforms track: raise if they track one.
 
-    Their wrappers know of gradients and tangents; the tensors inside, which C++ sees, do not.
+    Only their wrappers know of gradients and tangents; C++ sees the tensors inside, which do not.
     """
     onward = torch.library.get_kernel(op, "FuncTorchDynamicLayerFrontMode")
 
@@ -152,13 +153,13 @@ def refuse_transforms(spec: OpSpec, op: Any) -> Callable[..., Any]:
 
 
 def has_tangent(value: Any) -> bool:
-    """Whether an argument has a tangent that a transform follows."""
+    """Return whether an argument has a tangent that a transform tracks."""
     tracked = isinstance(value, Tensor) and torch._C._functorch.is_gradtrackingtensor(value)
     return tracked and forward_ad.unpack_dual(value, level=0).tangent is not None
 
 
 def refuse_negated(spec: OpSpec, op: Any, written: list[str]) -> Callable[..., Any]:
-    """A kernel for lazily negated tensors: torch's own resolves them only in ops that return what they write."""
+    """Make a kernel for lazily negated tensors: torch's own resolves them only in ops that return what they write."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         named = [*zip(spec.arguments, args, strict=False), *kwargs.items()]

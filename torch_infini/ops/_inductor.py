@@ -1,8 +1,8 @@
-"""What Inductor needs for ops that write into views of a graph's inputs: the one lowering that torch lacks.
+"""The one lowering that Inductor lacks for ops that write into views of a graph's inputs.
 
-Without it aten.sym_storage_offset, with which Inductor remakes such a view under dynamic shapes, counts as 0 and the op
-writes to the start of the whole tensor, in silence (pytorch issue 198068, seen in 2.13). A torch that has the lowering
-keeps its own.
+Inductor recreates such a view by aten.sym_storage_offset. Under dynamic shapes, without the lowering, the offset counts
+as 0, and the op silently writes to the start of the whole tensor (pytorch issue 198068, seen in 2.13). A torch that has
+the lowering keeps its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 def add_missing_lowering() -> None:
-    """Add it if Inductor has been loaded; Inductor itself is never loaded here, which would take seconds."""
+    """Add it if Inductor has been loaded. Never loads Inductor, which would take seconds."""
     inductor = sys.modules.get("torch._inductor.lowering")
     target = torch.ops.aten.sym_storage_offset.default
     if inductor is None or target in inductor.lowerings:

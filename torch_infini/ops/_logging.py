@@ -1,7 +1,7 @@
-"""INFINI_LOG=1, 2 or 3: a line for each call of an infini op, written before its kernel runs, so that a crash shows it.
+"""INFINI_LOG=1, 2 or 3: log a line per call of an infini op, before its kernel runs, so that a crash shows it.
 
-Imported only if the variable is set. A Python kernel then lies over each kernel of the library, in the dispatcher, and
-thus sees eager calls, patched models and compiled graphs alike; fake tensors never get that far down.
+Imported only if the variable is set. A Python kernel is then registered over each kernel of the library in the
+dispatcher, so it sees eager calls, patched models and compiled graphs alike. Fake tensors do not reach these kernels.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ._registry import all_ops
 LOGGER = logging.getLogger("torch_infini.ops")
 OFF, NAMES, ARGUMENTS, STATISTICS = range(4)
 
-_label: ContextVar[str] = ContextVar("label", default="")  # what lines of this thread begin with
-_library = torch.library.Library("infini", "IMPL")  # its end would be the end of the logging kernels
+_label: ContextVar[str] = ContextVar("label", default="")  # the prefix of this thread's lines
+_library = torch.library.Library("infini", "IMPL")  # destroying it would remove the logging kernels
 
 
 def read_level(value: str) -> int:
-    """The level that INFINI_LOG asks for, or ImportError."""
+    """Parse the value of INFINI_LOG; raise ImportError if it is invalid."""
     if value not in ("0", "1", "2", "3"):
         raise ImportError(
             "torch_infini: INFINI_LOG must be 0 (off), 1 (names of the ops), 2 (and their arguments) or 3 (and "
@@ -38,18 +38,18 @@ def read_level(value: str) -> int:
 
 
 def has_memory(t: Tensor) -> bool:
-    """Whether all elements lie within the storage; the ops refuse a tensor whose storage was resized away."""
+    """Return whether all elements lie inside the storage; the ops reject a tensor whose storage was shrunk."""
     last = t.storage_offset() + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
     return (last + 1) * t.element_size() <= t.untyped_storage().nbytes()
 
 
 def statistics(t: Tensor) -> str:
-    """Minimum, maximum and mean of the finite elements, if any, and how many are NaN or infinite."""
+    """Return minimum, maximum and mean of the finite elements, if any, and the numbers of NaNs and infinities."""
     if t.numel() and not has_memory(t):
         return "{no memory}"
     try:
-        values = t.detach()  # unseen by autograd
-        if values.element_size() == 1:  # torch has next to no arithmetic for the 8-bit types
+        values = t.detach()  # hidden from autograd
+        if values.element_size() == 1:  # torch has almost no arithmetic for the 8-bit types
             values = values.float()
         nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
         finite = values[values.isfinite()] if nan + inf else values
@@ -58,12 +58,12 @@ def statistics(t: Tensor) -> str:
         low, high = (value.item() for value in finite.aminmax())
         mean = finite.mean(dtype=torch.float64).item()
         return f"{{min {low:.6g}, max {high:.6g}, mean {mean:.6g}, nan {nan}, inf {inf}}}"
-    except RuntimeError as error:  # the call must go on and meet the op's own rules
+    except RuntimeError as error:  # the call must go on, to the op's own checks
         return f"{{no statistics: {str(error).splitlines()[0]}}}"
 
 
 def describe(value: Any, with_statistics: bool) -> str:
-    """An argument: a tensor's dtype, shape and what else is not plain about it; anything else as Python writes it."""
+    """Describe an argument: a tensor's dtype, shape and unusual properties; anything else by its repr."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(describe(v, with_statistics) for v in value)}]"
     if not isinstance(value, Tensor):
@@ -79,14 +79,14 @@ def describe(value: Any, with_statistics: bool) -> str:
 
 
 def describe_call(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], level: int) -> str:
-    """The line for a call; `args` and `kwargs` as the dispatcher passes them, without those that have their default."""
+    """Return a call's line; `args` and `kwargs` as the dispatcher passes them, without arguments left at defaults."""
     if level == NAMES:
         return op._name
 
     def descriptions() -> Iterator[str]:
         for position, argument in enumerate(op._schema.arguments):
             value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-            # What lies in the tensors of an out form before the call says nothing.
+            # The content of out tensors before the call is meaningless.
             yield f"{argument.name}={describe(value, level >= STATISTICS and not argument.is_out)}"
 
     return f"{op._name}({', '.join(descriptions())})"
@@ -95,13 +95,13 @@ def describe_call(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict
 def log_call(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], level: int) -> None:
     """Write the line for a call."""
     if LOGGER.isEnabledFor(logging.INFO):
-        with torch._C.DisableTorchFunction():  # unseen by modes and subclasses that watch torch's functions
+        with torch._C.DisableTorchFunction():  # hides this from modes and subclasses that intercept torch's functions
             line = describe_call(op, args, kwargs, level)
         LOGGER.info("%s%s", _label.get(), line)
 
 
 def logged(op: torch._ops.OpOverload, key: str, level: int) -> Callable[..., Any]:
-    """A kernel that writes the line, then calls the one that lay at this dispatch key."""
+    """Make a kernel that logs the line, then calls the kernel that was registered for this dispatch key."""
     kernel = torch.library.get_kernel(op, key)
 
     def log_and_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ def logged(op: torch._ops.OpOverload, key: str, level: int) -> Callable[..., Any
 
 @contextmanager
 def labelled(label: str) -> Iterator[None]:
-    """Let lines of calls in the body begin with this, as they are not the program's own."""
+    """Prefix the lines of calls in the body with a label, because they are not the program's own."""
     token = _label.set(label)
     try:
         yield
@@ -129,7 +129,7 @@ def start(value: str) -> None:
     LOGGER.setLevel(logging.INFO)
     if not LOGGER.hasHandlers():
         LOGGER.addHandler(logging.StreamHandler(sys.stderr))
-        LOGGER.propagate = False  # a handler that the program sets up later would write every line again
+        LOGGER.propagate = False  # otherwise a handler that the program installs later would repeat every line
     _provider_kernels.on_call = partial(log_call, level=level)
     for spec in all_ops():
         for key in (backend.upper() for backend in spec.backends):

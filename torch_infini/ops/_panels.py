@@ -1,4 +1,4 @@
-"""Weights in panels, and what linear_table4, linear_group8 and the ops that quantize for them compute, in plain torch.
+"""Weights in panels: linear_table4, linear_group8 and their quantizing ops, computed in plain torch.
 
 csrc/infiniop/panel_weights/panel_weights.h describes the layout.
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PANEL, BLOCK, GROUP = 16, 64, 16  # rows that lie together; columns of a block, of a scale
-GROUPS = BLOCK // GROUP  # of a block
+PANEL, BLOCK, GROUP = 16, 64, 16  # rows per panel; columns per block and per scale
+GROUPS = BLOCK // GROUP  # per block
 TABLE = (-64, -52, -42, -32, -24, -17, -10, -4, 1, 6, 12, 18, 25, 33, 42, 57)
 PLACES = (-48, -52, -56, -60, -64, -68, -72, -76, 44, 48, 52, 56, 60, 64, 68)
 
-# What stands for each element in a packed weight [n, k] uint8; the groups' scales [n, groups] int8; the rows' [n].
+# The stored elements [n, k] uint8; the groups' scales [n, groups] int8; the rows' scales [n].
 Quantized = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Panels:
-    """A format: bits of an element, columns of x that share a scale, what is packed beyond k, and how to quantize."""
+    """A format: bits per element, columns of x per scale, the element used as padding, and how to quantize."""
 
     bits: int
     run: int
@@ -35,15 +35,15 @@ class Panels:
 
     @property
     def _parts(self) -> tuple[tuple[int, tuple[int, int, int]], ...]:
-        """Where a block's scales and lines begin, and their shapes: [.., rows, bytes of a row]."""
+        """Return where a block's scales and lines begin, and their shapes: [.., rows, bytes per row]."""
         return (0, (GROUPS, PANEL, 1)), (GROUPS * PANEL, (BLOCK * self.bits // 32, PANEL, 4))
 
     def packed_shape(self, n: int, k: int) -> tuple[int, int, int]:
-        """The shape of a packed weight with n rows of k elements."""
+        """Return the shape of a packed weight with n rows of k elements."""
         return -(-n // PANEL), -(-k // BLOCK), self.block_bytes
 
     def _views(self, packed: Tensor) -> tuple[Tensor, Tensor]:
-        """The scales [panels, blocks, GROUPS, PANEL, 1] and lines [panels, blocks, lines, PANEL, 4] of a weight."""
+        """Return the scales [panels, blocks, GROUPS, PANEL, 1] and the lines [panels, blocks, lines, PANEL, 4]."""
         scales, lines = (
             packed[..., begin : begin + shape[0] * shape[1] * shape[2]].view(*packed.shape[:2], *shape)
             for begin, shape in self._parts
@@ -51,7 +51,7 @@ class Panels:
         return scales, lines
 
     def put_rows(self, packed: Tensor, row: Tensor, elements: Tensor, group_scales: Tensor) -> None:
-        """Write rows into a packed weight; `beyond` and scale 0 beyond their ends."""
+        """Write rows into a packed weight, padded with `beyond` and scale 0."""
         n, blocks = elements.shape[0], packed.shape[1]
         full = torch.full((n, blocks * BLOCK), self.beyond, dtype=torch.uint8)
         full[:, : elements.shape[1]] = elements
@@ -66,7 +66,7 @@ class Panels:
         to_scales[panel, :, :, lane, 0] = scales.view(torch.uint8).view(n, blocks, GROUPS)
 
     def copy_rows(self, some: Tensor, first: int, packed: Tensor, row: int, rows: int) -> None:
-        """Copy rows of a packed weight, from `first` on, to those of another one from `row` on; the others stay."""
+        """Copy `rows` rows of a packed weight, from `first` on, to another's rows from `row` on."""
         whole = 0 if first % PANEL or row % PANEL else rows // PANEL
         packed[row // PANEL :][:whole].copy_(some[first // PANEL :][:whole])
         left = torch.arange(whole * PANEL, rows)
@@ -75,7 +75,7 @@ class Panels:
             to[panel_to, :, :, lane_to] = of[panel, :, :, lane].to(to.device)
 
     def integers(self, packed: Tensor, n: int, k: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        """[n, k]: the groups' scales times the elements; float32 holds them exactly."""
+        """Return [n, k]: the groups' scales times the elements, which float32 holds exactly."""
         panels, blocks = packed.shape[:2]
         scales, lines = self._views(packed)
         if self.bits == 4:
@@ -88,11 +88,11 @@ class Panels:
         return (elements.unflatten(1, (-1, GROUP)) * of_groups.to(dtype)[..., None]).flatten(1)[:n, :k]
 
     def dequantize(self, packed: Tensor, scales: Tensor, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """[n, k]: the weight, computed in float32."""
+        """Return the weight [n, k], computed in float32."""
         return (self.integers(packed, scales.shape[0], k, torch.float32) * scales[:, None]).to(dtype)
 
     def quantize_x(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., k] -> int64 [..., runs, run], with zeros beyond k, and float32 scales [..., runs]."""
+        """Quantize x [..., k] to int64 [..., runs, run], padded with zeros, with float32 scales [..., runs]."""
         padded = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % self.run))
         runs = padded.view(*x.shape[:-1], padded.shape[-1] // self.run, self.run)
         finite = runs.isfinite().all(-1)
@@ -102,20 +102,20 @@ class Panels:
         return q.long(), scales.where(finite, torch.nan)
 
     def quantized_x(self, x: Tensor) -> Tensor:
-        """x as it is multiplied: each run as int8 times a scale, float32."""
+        """Return x with its quantization error: each run as int8 times its scale, in float32."""
         q, scales = self.quantize_x(x)
         return (q * scales[..., None]).flatten(-2)[..., : x.shape[-1]]
 
 
 def _groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The groups [n, groups, GROUP] of a weight [n, k] in float32, and which rows are finite; the others are 0."""
+    """Return the groups [n, groups, GROUP] of a weight [n, k] in float32, and which rows are finite; others are 0."""
     finite = weight.isfinite().all(1)
     rows = torch.nn.functional.pad(weight.float().where(finite[:, None], 0), (0, -weight.shape[1] % GROUP))
     return rows.view(rows.shape[0], rows.shape[1] // GROUP, GROUP), finite
 
 
 def _steps(fitted: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows' scales, and how many of them each group's is."""
+    """Return the rows' scales, and each group's scale as a multiple of its row's."""
     scales = fitted.abs().amax(1) / 127 if fitted.shape[1] else fitted.new_zeros(fitted.shape[0])
     return scales, (fitted / torch.where(scales > 0, scales, 1.0)[:, None]).clamp(-127, 127)
 
@@ -127,12 +127,12 @@ def _by_groups(groups: Tensor, steps: Tensor, scales: Tensor) -> Tensor:
 
 def _indices(values: Tensor) -> Tensor:
     table = torch.tensor(TABLE, dtype=torch.float32)
-    # From a midpoint on the upper level, and the first one for NaN.
+    # Midpoints go to the upper level, NaN to the first.
     return torch.bucketize(values.nan_to_num(-1e30), (table[1:] + table[:-1]) / 2, right=True)
 
 
 def _fit(groups: Tensor) -> Tensor:
-    """[..., GROUP] -> [...]: the scale of each group; sums run over its elements in their order."""
+    """Return the scale of each group, [..., GROUP] -> [...]. Sums run over a group's elements in order."""
     table = torch.tensor(TABLE, dtype=torch.float32)
     place = groups.abs().argmax(-1, keepdim=True)
     largest = groups.gather(-1, place).squeeze(-1)

@@ -1,7 +1,7 @@
-"""The kernels that make a provider an implementation of an op: one for each form, laid over those in the dispatcher.
+"""The kernels that make a provider compute an op: one per form, registered over the op's kernels.
 
-They keep the op's promises where another's function computes: what it returns is held against the op's fake, and
-autograd, version counters and inference tensors see the same as with our kernels (csrc/torch/autograd.h).
+They keep the op's guarantees: a provider's results are checked against the op's fake, and autograd, version counters
+and inference tensors behave as with our kernels (csrc/torch/autograd.h).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from . import _autograd
 from ._registry import REGISTRY, OpSpec, check_same_device
 
-# Called with the overload and its arguments before a provider computes: the line of INFINI_LOG.
+# Called with the overload and its arguments before a provider computes; logs the line of INFINI_LOG.
 on_call: Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], None] | None = None
 
 
@@ -30,12 +30,12 @@ class Provider:
 
     Attributes:
         op: The op's name.
-        device: The device's type, "cuda" say.
-        name: The provider's.
-        fn: Takes the arguments of the op's schema, all of them and by position, and returns the op's result.
-        out: The same, with the tensors of the out form as keyword arguments, which it writes; None: results of fn are
-            copied there.
-        dtypes: The dtypes that it serves: of the first floating-point tensor of a call. None: all.
+        device: The device type, for example "cuda".
+        name: The provider's name.
+        fn: Takes all arguments of the op's schema, by position, and returns the op's result.
+        out: The same with the tensors of the out form as keyword arguments, which it writes; None: results of fn are
+            copied.
+        dtypes: The supported dtypes of the first floating-point tensor of a call. None: all.
     """
 
     op: str
@@ -54,7 +54,7 @@ class Provider:
 
 
 def overloads(spec: OpSpec) -> Iterator[torch._ops.OpOverload]:
-    """The op's forms: functional, out, in place."""
+    """Yield the op's forms: functional, out, in place."""
     yield spec.op
     if spec.outputs:
         yield spec.out
@@ -63,17 +63,17 @@ def overloads(spec: OpSpec) -> Iterator[torch._ops.OpOverload]:
 
 
 def lay(op: torch._ops.OpOverload, kernel: Callable[..., Any], key: str, library: torch.library.Library) -> None:
-    """Register a kernel over the one that a dispatch key has; it lives as long as the library."""
+    """Register a kernel over the one of a dispatch key; it lives as long as the library."""
     with warnings.catch_warnings():
-        # "Overriding a previously registered kernel": that is the purpose.
+        # "Overriding a previously registered kernel" is intended.
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
-        # Called from a region that Dynamo left to Python, the kernel would be compiled as user code.
+        # Otherwise Dynamo, in a region that it left to Python, would compile the kernel as user code.
         disabled = torch.compiler.disable(kernel)
         library.impl(op._name, disabled, key, with_keyset=True, allow_override=True)
 
 
 def check_signature(provider: Provider) -> None:
-    """Raise TypeError unless the provider's functions take what they will be called with."""
+    """Raise TypeError unless the provider's functions accept the arguments that they will be called with."""
     spec = provider.spec
     outs = dict.fromkeys(spec.out_names) if spec.outputs else {}
     for role, function, keywords in (("fn", provider.fn, {}), ("out", provider.out, outs)):
@@ -98,7 +98,7 @@ def check_signature(provider: Provider) -> None:
 
 
 def kernels(provider: Provider) -> Iterator[tuple[torch._ops.OpOverload, Callable[..., Any]]]:
-    """A kernel for each form of the op."""
+    """Yield a kernel for each form of the op."""
     spec = provider.spec
     for op, run in zip(overloads(spec), (run_mutating if spec.mutates else run_functional, run_out, run_inplace)):
         yield op, _kernel(provider, op, run)
@@ -108,10 +108,10 @@ def _kernel(provider: Provider, op: torch._ops.OpOverload, run: Callable[..., An
     spec, defaults = provider.spec, [argument.default_value for argument in op._schema.arguments]
 
     def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        # The dispatcher leaves out what has its default, and a provider's own defaults may be others.
+        # The dispatcher omits arguments left at their defaults, and a provider's own defaults may differ.
         args = (*args, *defaults[len(args) : len(spec.arguments)])
         outs = [kwargs[name] for name in spec.out_names] if kwargs else []
-        with torch._C.DisableTorchFunction():  # unseen by modes and subclasses that watch torch's functions
+        with torch._C.DisableTorchFunction():  # hides this from modes and subclasses that intercept torch's functions
             if on_call is not None:
                 on_call(op, args, kwargs)
             check_call(provider, args, outs)
@@ -164,7 +164,7 @@ def run_mutating(provider: Provider, args: tuple[Any, ...], outs: list[Tensor]) 
 
 
 def check_call(provider: Provider, args: tuple[Any, ...], outs: list[Tensor]) -> None:
-    """Refuse what no kernel of ours would take, and the dtypes that the provider does not serve."""
+    """Raise for arguments that no kernel of ours accepts, and for dtypes that the provider does not support."""
     check_same_device(provider.op, [*zip(provider.spec.arguments, args), *zip(provider.spec.out_names, outs)])
     tensors = [value for value in (*args, *outs) if isinstance(value, Tensor)]
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
@@ -186,14 +186,14 @@ def check_call(provider: Provider, args: tuple[Any, ...], outs: list[Tensor]) ->
 def refuse_to_write(spec: OpSpec, named: list[tuple[str, Any]], written: list[Tensor]) -> None:
     _autograd.refuse_gradient(spec.name, named)
     if not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in written):
-        raise RuntimeError(  # torch's own sentence
+        raise RuntimeError(  # torch's own message
             f"infini::{spec.name}: Inplace update to inference tensor outside InferenceMode is not allowed"
         )
 
 
 @contextmanager
 def counting_writes(written: list[Tensor]) -> Iterator[None]:
-    """Raise the version counters of tensors that the body writes, where that leaves them as they are."""
+    """Increment the version counters of tensors that the body writes, unless it has done so."""
     before = [(tensor, tensor._version) for tensor in written if not tensor.is_inference()]
     yield
     torch.autograd.graph.increment_version([tensor for tensor, version in before if tensor._version == version])
@@ -206,7 +206,7 @@ def write(spec: OpSpec, outs: list[Tensor], results: tuple[Tensor, ...]) -> None
 
 
 def compute(provider: Provider, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """What the provider's function makes of the arguments, held against the op's fake."""
+    """Call the provider's function and check its result against the op's fake."""
     wanted = expected(provider.spec, args)
     with torch.no_grad(), device_of(args):
         result = provider.fn(*args)
@@ -242,7 +242,7 @@ def compute(provider: Provider, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def expected(spec: OpSpec, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The results' shapes and dtypes, as the op's fake has them, on the device meta."""
+    """Return meta tensors with the results' shapes and dtypes, from the op's fake."""
     result = spec.fake(*map(on_meta, args))
     return result if isinstance(result, tuple) else (result,)
 
@@ -254,7 +254,7 @@ def on_meta(value: Any) -> Any:
 
 
 def device_of(args: tuple[Any, ...]) -> AbstractContextManager[Any]:
-    """The device of the first CUDA tensor as the current one, as our kernels have it."""
+    """Make the device of the first CUDA tensor current, as our kernels do."""
     for value in args:
         if isinstance(value, Tensor) and value.is_cuda:
             return torch.cuda.device(value.device)

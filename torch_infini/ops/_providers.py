@@ -1,7 +1,7 @@
 """Providers: other implementations of ops, registered and chosen by name; ours compute until one is chosen.
 
-Ops without a chosen provider are as they always are: nothing is asked at a call. The choice is the process's, for all
-threads; it must not be changed while another thread calls the op, for torch's dispatcher does not wait for calls.
+Ops without a chosen provider are unchanged and cost nothing extra. A choice holds for the whole process. It must not
+change while another thread calls the op, because torch's dispatcher does not wait for calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _lock = threading.RLock()
 _registered: dict[tuple[str, str, str], Provider] = {}  # by op, device and name
-_chosen: dict[tuple[str, str], tuple[Provider, torch.library.Library]] = {}  # by op and device; its end is theirs
+# By op and device; destroying a library undoes its choice.
+_chosen: dict[tuple[str, str], tuple[Provider, torch.library.Library]] = {}
 _setting: dict[tuple[str, str | None], _Entry] = {}  # INFINI_PROVIDERS, by op and device; None: every device
 
 
@@ -60,28 +61,26 @@ def register_provider(
     out: Callable[..., Any] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
 ) -> F | Callable[[F], F]:
-    """Register another implementation of an op for a type of device: a Triton kernel, a vendor's library.
+    """Register another implementation of an op for a device type: a Triton kernel, or a vendor's library.
 
-    This alone changes nothing: use_provider() or the environment variable INFINI_PROVIDERS chooses it.
+    Registering alone changes nothing: use_provider() or the environment variable INFINI_PROVIDERS chooses it.
 
     Args:
-        op: The op's name, "silu" say.
-        fn: Takes the arguments of the op's schema, all of them and by position, and returns what the op returns: new
-            contiguous tensors of the shape and dtype that the op promises. It runs without autograd, on the device of
-            the call. For an op that writes into its arguments it does so and returns None. None: a decorator is
-            returned.
-        device: The device's type: "cpu", "cuda" or any other that torch knows.
-        name: The provider's, the same for all its ops: letters, digits and "_.-". "infini" means our kernels.
-        out: For the out form: takes the tensors to write as keyword arguments too (out; of several out0, out1, ...).
-            None: results of fn are copied there. The in-place form always copies them.
-        dtypes: The dtypes that it serves, of the first floating-point tensor of a call; calls with others raise. None:
-            all.
+        op: The op's name, for example "silu".
+        fn: Takes all arguments of the op's schema, by position, and returns what the op returns: new contiguous tensors
+            of the op's shape and dtype. It runs without autograd, on the device of the call. For an op that writes into
+            its arguments it writes them and returns None. If fn is None, a decorator is returned.
+        device: The device type: "cpu", "cuda" or any other that torch knows.
+        name: The provider's name, the same for all its ops: letters, digits and "_.-". "infini" means our kernels.
+        out: For the out form: also takes the tensors to write as keyword arguments (out; for several out0, out1, ...).
+            None: results of fn are copied. The in-place form always copies.
+        dtypes: The supported dtypes of the first floating-point tensor of a call; calls with others raise. None: all.
 
     Returns:
         fn, or a decorator that takes it.
 
     Raises:
-        ValueError: For an unknown op or device, a name that cannot be one or is taken, or `out` where there is no such
+        ValueError: For an unknown op or device, a name that is invalid or taken, or `out` for an op without an out
             form.
         TypeError: If fn or out does not take those arguments.
     """
@@ -113,15 +112,15 @@ def register_provider(
 
 
 def unregister_provider(op: str, name: str, *, device: str | None = None) -> None:
-    """Take a provider away again.
+    """Remove a registered provider.
 
     Args:
         op: The op's name.
-        name: The provider's.
-        device: The device's type. None: every device that it is registered for.
+        name: The provider's name.
+        device: The device type. None: every device that it is registered for.
 
     Raises:
-        ValueError: If there is no such provider, or if it is in use.
+        ValueError: If the provider is not registered, or is in use.
     """
     where = "torch_infini.ops.unregister_provider"
     with _lock:
@@ -134,18 +133,18 @@ def unregister_provider(op: str, name: str, *, device: str | None = None) -> Non
 
 
 def use_provider(op: str, name: str, *, device: str | None = None) -> Chosen:
-    """Let a provider compute an op from now on, in all threads and forms; in a `with`, until its end.
+    """Make a provider compute an op from now on, in all threads and forms; in a `with` statement, until its end.
 
-    What was compiled, captured in a graph or recorded as a program before keeps what it was made with. No other thread
-    may call the op meanwhile.
+    Code that was compiled, captured in a graph or recorded as a program before keeps the implementation it was made
+    with. No other thread may call the op meanwhile.
 
     Args:
         op: The op's name.
-        name: The provider's; "infini" means our kernels. "ntops" is registered here if that package is installed.
-        device: The device's type. None: every device that it is registered for.
+        name: The provider's name; "infini" means our kernels. "ntops" is registered if that package is installed.
+        device: The device type. None: every device that it is registered for.
 
     Returns:
-        A context manager whose end restores what was chosen before.
+        A context manager whose end restores the previous choice.
 
     Raises:
         ValueError: If no such provider is registered.
@@ -171,7 +170,7 @@ def use_provider(op: str, name: str, *, device: str | None = None) -> Chosen:
 
 
 class Chosen:
-    """What use_provider returns: a context manager whose end restores what was chosen before."""
+    """The result of use_provider: a context manager whose end restores the previous choice."""
 
     def __init__(self, op: str, before: dict[str, Provider | None]) -> None:
         self._op, self._before = op, before
@@ -189,7 +188,7 @@ def providers(op: str | None = None) -> list[Provider]:
     """List the registered providers, by op, device and name.
 
     Args:
-        op: Of one op only.
+        op: Only the providers of this op.
 
     Raises:
         ValueError: For an unknown op.
@@ -201,10 +200,10 @@ def providers(op: str | None = None) -> list[Provider]:
 
 
 def chosen_providers(device: str | None = None) -> list[Provider]:
-    """List the providers that compute their ops now, by op and device.
+    """List the providers that currently compute their ops, by op and device.
 
     Args:
-        device: On one type of device only.
+        device: Only on this device type.
     """
     with _lock:
         return [_chosen[key][0] for key in sorted(_chosen) if device in (None, key[1])]
@@ -216,23 +215,23 @@ def _current(op: str, device: str) -> Provider | None:
 
 
 def awaited_providers() -> list[str]:
-    """List the entries of INFINI_PROVIDERS whose provider is not registered: our kernels compute meanwhile."""
+    """List the entries of INFINI_PROVIDERS whose provider is not registered; our kernels compute instead."""
     with _lock:
         return [str(entry) for entry in _setting.values() if entry.awaited]
 
 
 def choose_providers(setting: str) -> None:
-    """Choose providers as INFINI_PROVIDERS does: those that are registered now, and others as soon as they are.
+    """Choose providers as INFINI_PROVIDERS does: those registered now, and others as soon as they are registered.
 
-    The first call of an op whose provider is not registered by then warns. Called again, it forgets the setting before;
-    what that chose stays chosen.
+    The first call of an op whose provider is still missing warns. A second call of this function forgets the previous
+    setting, but not the choices that it has made.
 
     Args:
         setting: "silu=ntops,rms_norm@cuda=triton_rms": op=name for every device that the provider is registered for,
-            op@device=name for one.
+            op@device=name for one device.
 
     Raises:
-        ValueError: For anything else, an unknown op or device, or two entries that both hold for one.
+        ValueError: For any other syntax, an unknown op or device, or two entries for the same op and device.
     """
     where = "INFINI_PROVIDERS"
     entries: dict[tuple[str, str | None], str] = {}
@@ -263,7 +262,7 @@ class _NotRegistered(ValueError):
 
 
 class _Entry:
-    """An entry of INFINI_PROVIDERS; without its provider, kernels that warn of that at the op's first call."""
+    """An entry of INFINI_PROVIDERS. While its provider is missing, its kernels warn at the op's first call."""
 
     def __init__(self, op: str, device: str | None, name: str) -> None:
         self.op, self.device, self.name = op, device, name
@@ -305,7 +304,7 @@ class _Entry:
 
 
 def _set(op: str, device: str, provider: Provider | None) -> None:
-    """Let a provider, or our kernels, compute an op on a device."""
+    """Make a provider, or our kernels, compute an op on a device."""
     if _current(op, device) is provider:
         return
     before = _chosen.pop((op, device), None)
@@ -315,11 +314,11 @@ def _set(op: str, device: str, provider: Provider | None) -> None:
             lay(op_, kernel, torch._C._dispatch_key_for_device(device), library)
         _chosen[op, device] = provider, library
     if before is not None:
-        before[1]._destroy()  # last: between two providers ours never computes
+        before[1]._destroy()  # last, so that ours never computes between two providers
 
 
 def _find(where: str, op: str, name: str, device: str | None) -> list[Provider]:
-    """The registered providers of an op of this name; ValueError if there is none."""
+    """Return the registered providers of an op with this name; raise ValueError if there is none."""
     type_ = None if device is None else _device_type(where, device)
     found = [p for p in providers(_spec(where, op).name) if p.name == name and type_ in (None, p.device)]
     if not found:

@@ -1,8 +1,9 @@
 """OpSpec: what makes an op callable: schema, wrapper, fake and decomposition.
 
-Each file of this folder that does not begin with an underscore describes one op: a public function with the docstring,
-and SPEC, an OpSpec; or a family of similar ops: their functions, and SPECS. `register` makes torch.ops.infini.<name> of
-each; nothing else has to be edited to add an op. Reference, samples and benchmarks of an op are in testing/ops.
+Each file of this folder whose name does not begin with an underscore describes one op by a public function with the
+docstring and SPEC, an OpSpec; or a family of similar ops by their functions and SPECS. `register` makes
+torch.ops.infini.<name> of each: adding an op means adding files. Reference, samples and benchmarks of an op are in
+testing/ops.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def torch_release() -> tuple[int, int]:
-    """(major, minor) of the running torch."""
+    """Return (major, minor) of the running torch."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
 
@@ -33,20 +34,20 @@ _autograd.define(_library)
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One op, as it is registered and called. torch_infini.testing.OpInfo adds what proves it.
+    """One op, as it is registered and called. torch_infini.testing.OpInfo adds reference, samples and costs.
 
     Attributes:
         function: The public Python function; carries the documentation.
-        fake: Takes the op's arguments and returns empty outputs: shape and dtype, nothing else. Outputs are contiguous.
-        schema: Arguments and results as torch writes them, without a name: "(Tensor x, float eps=1e-6) -> Tensor";
-            "": as the function's. An op that writes into its arguments (a cache) marks them and returns nothing,
-            "(Tensor(a!) cache, Tensor k) -> ()", on one line; it has neither an out form nor an in-place one.
-        name: torch.ops.infini.<name>; "": the function's.
-        inplace: Argument that the in-place form `name_` overwrites with the result; None: there is no such form.
+        fake: Takes the op's arguments and returns empty, contiguous outputs of the right shape and dtype.
+        schema: Arguments and results in torch's syntax, without a name: "(Tensor x, float eps=1e-6) -> Tensor"; "":
+            derived from the function. An op that writes into its arguments (a cache) marks them and returns nothing,
+            "(Tensor(a!) cache, Tensor k) -> ()", on one line; it has neither an out form nor an in-place form.
+        name: torch.ops.infini.<name>; "": the function's name.
+        inplace: The argument that the in-place form `name_` overwrites with the result; None: no such form.
         decomposition: The functional form in aten ops, with the op's own rounding, for a compiler that may fuse them
-            with their neighbours; takes the op's arguments. None: the op always stays a call.
-        devices: The devices that it has kernels for, once they are built.
-        contiguous: The arguments that must be contiguous, because they have a layout of their own.
+            with neighbouring ops; takes the op's arguments. None: the op always stays a call.
+        devices: The devices that the op has kernels for, whether or not this build has them.
+        contiguous: The arguments that must be contiguous, because they have a special layout.
     """
 
     function: Callable[..., Any]
@@ -74,7 +75,7 @@ class OpSpec:
 
     @property
     def outputs(self) -> int:
-        """How many tensors the op returns."""
+        """The number of tensors that the op returns."""
         return self.schema.split("->")[1].count("Tensor")
 
     @property
@@ -95,7 +96,7 @@ class OpSpec:
 
     @property
     def backends(self) -> list[str]:
-        """Devices that have a kernel in this build."""
+        """The devices that have a kernel in this build."""
         names = {"CPU": "cpu", "CUDA": "cuda"}
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         return [device for key, device in names.items() if has(f"infini::{self.name}", key)]
@@ -106,7 +107,7 @@ TYPES = {"Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool", "to
 
 
 def schema_of(function: Callable[..., Any]) -> str:
-    """The schema of a function's arguments, except out, and of its result, from their annotations."""
+    """Return the schema of a function's arguments (without out) and result, from their annotations."""
     arguments = []
     for name, parameter in inspect.signature(function).parameters.items():
         kind = parameter.annotation.removesuffix(" | None")
@@ -120,16 +121,16 @@ def schema_of(function: Callable[..., Any]) -> str:
 
 
 def like_first(x: torch.Tensor, *others: Any, **settings: Any) -> torch.Tensor:
-    """The fake of ops whose result has the shape and dtype of their first argument."""
+    """Return the fake result of ops whose result has the shape and dtype of their first argument."""
     return x.new_empty(x.shape)
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
-    """The fake of ops that write into their arguments."""
+    """Return nothing: the fake of ops that write into their arguments."""
 
 
 def out_schema(spec: OpSpec) -> str:
-    """Schema of the out overload, from the functional one: the outputs become keyword-only arguments."""
+    """Return the schema of the out overload, from the functional one: outputs become keyword-only arguments."""
     arguments = spec.schema[1 : spec.schema.index(") ->")]
     marks = [f"Tensor({chr(ord('a') + i)}!)" for i in range(spec.outputs)]
     outs = ", ".join(f"{mark} {name}" for mark, name in zip(marks, spec.out_names, strict=True))
@@ -139,7 +140,7 @@ def out_schema(spec: OpSpec) -> str:
 
 
 def inplace_schema(spec: OpSpec) -> str:
-    """Schema of the in-place form: the overwritten argument is marked, and nothing is returned."""
+    """Return the schema of the in-place form: the overwritten argument is marked, and nothing is returned."""
     marked, count = re.subn(rf"Tensor {spec.inplace}\b", f"Tensor(a!) {spec.inplace}", spec.schema)
     assert count == 1, f"{spec.name}: no argument Tensor {spec.inplace} in {spec.schema}"
     return f"{marked.split('->')[0]}-> ()"
@@ -157,9 +158,10 @@ def check_same_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
 
 
 def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake, behind a check that all tensors are on one device.
+    """Wrap the fake in a check that all tensors are on one device.
 
-    The dispatcher sends a call with a single meta tensor to the fake, which must not answer for the real ones.
+    The dispatcher sends a call with a single meta tensor to the fake, which must not compute results for the other
+    tensors.
     """
 
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -170,9 +172,9 @@ def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def writing(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake of an op that writes into its arguments: the first that a compiler calls of such an op.
+    """Wrap the fake of an op that writes into its arguments; a compiler calls it before any kernel.
 
-    Kernels refuse what autograd follows (csrc/torch/tensor.h); in compiled code they do not see it, but the fake does.
+    Kernels reject arguments that autograd tracks (csrc/torch/tensor.h); in compiled code only the fake can see those.
     """
 
     def prepared(*args: Any, **kwargs: Any) -> Any:
@@ -184,7 +186,7 @@ def writing(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def register(spec: OpSpec) -> None:
-    """Define the op's overloads and their fakes; their kernels come from the library that is loaded afterwards."""
+    """Define the op's overloads and their fakes. The library that is loaded afterwards registers the kernels."""
     assert spec.name not in REGISTRY, f"two descriptions of {spec.name}"
     assert bool(spec.mutates) != bool(spec.outputs), f"{spec.name} must either return tensors or write into arguments"
     _library.define(spec.name + spec.schema)
@@ -195,8 +197,8 @@ def register(spec: OpSpec) -> None:
     if spec.mutates:
         return
     _autograd.trace(spec)
-    # With this tag Inductor lets the out variant write into buffers that it has planned. torch 2.13 knows the tag too,
-    # but fails on dynamic shapes there (pytorch issue 185503).
+    # With this tag Inductor lets the out variant write into buffers that it has planned. torch 2.13 has the tag, but
+    # fails on dynamic shapes (pytorch issue 185503).
     tags = (torch.Tag.out,) if torch_release() >= (2, 14) else ()
     _library.define(f"{spec.name}.out{out_schema(spec)}", tags=tags)
 
@@ -216,14 +218,14 @@ def register(spec: OpSpec) -> None:
 
 
 def prepare(spec: OpSpec, op: torch._ops.OpOverload, written: list[str]) -> None:
-    """Register what lies over an overload's kernels; `written`: arguments that it writes and does not return."""
+    """Register what precedes an overload's kernels; `written`: arguments that it writes and does not return."""
     name = op._name.removeprefix("infini::")
     _library.impl(name, _autograd.refuse_transforms(spec, op), "FuncTorchDynamicLayerFrontMode", with_keyset=True)
     if written:
         _library.impl(name, _autograd.refuse_negated(spec, op, written), "Negative")
-        _library.impl(name, torch.library.fallthrough_kernel, "Conjugate")  # the rules refuse complex numbers
+        _library.impl(name, torch.library.fallthrough_kernel, "Conjugate")  # the rules reject complex numbers
 
 
 def all_ops() -> Iterator[OpSpec]:
-    """Every registered op, by name."""
+    """Yield every registered op, by name."""
     return iter(sorted(REGISTRY.values(), key=lambda spec: spec.name))

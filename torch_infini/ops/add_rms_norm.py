@@ -1,4 +1,4 @@
-"""add_rms_norm: the residual addition and the normalisation that follows it in every transformer layer, in one pass.
+"""add_rms_norm: the residual addition and the normalization that follows it in every transformer layer, in one pass.
 
 The kernel is csrc/infiniop/rms_norm, shared with rms_norm.
 """
@@ -24,23 +24,23 @@ def add_rms_norm(
     *,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Add x to the residual stream and normalise the sum.
+    """Add x to the residual stream and normalize the sum.
 
     h = x + residual, rounded to the dtype of x; y = rms_norm(h, weight, eps, rounding).
 
     Args:
-        x: [..., n] float32, bfloat16, float16 or float64: what a layer adds. Stride 1 in the last dimension.
-        residual: [..., n], dtype of x: the stream so far.
+        x: [..., n] float32, bfloat16, float16 or float64: the layer's output. Stride 1 in the last dimension.
+        residual: [..., n], dtype of x: the residual stream.
         weight: [n], of x's dtype; for a half type also float32, and with "once" the other half type.
         eps: Added to the mean of squares; at least 0.
         rounding: "once", "llama" or "gemma"; see rms_norm.
-        out: (y, h), written and returned; either may be x or residual itself, but not both the same tensor.
+        out: (y, h), written and returned; either may be x or residual itself, but y and h must be distinct.
 
     Returns:
-        (y, h): the normalised value and the new residual, both [..., n] and contiguous.
+        (y, h): the normalized value and the new residual, both [..., n] and contiguous.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or a negative or NaN eps.
+        RuntimeError: For an unsupported rank, shape, dtype or stride, or a negative or NaN eps.
         ValueError: For an unknown rounding.
 
     Equivalent to:
@@ -64,7 +64,7 @@ def fake(
 def decomposition(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0
 ) -> tuple[Tensor, Tensor]:
-    h = (x + residual).contiguous()  # of two halves: in float32, rounded once
+    h = (x + residual).contiguous()  # half types: added in float32, rounded once
     return norm_decomposition(h, weight, eps, rounding), h
 
 

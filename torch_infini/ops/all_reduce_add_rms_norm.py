@@ -1,6 +1,6 @@
-"""all_reduce_add_rms_norm: what stands between two halves of a layer whose ranks each computed a part of a sum.
+"""all_reduce_add_rms_norm: the all-reduce, residual addition and norm between two halves of a tensor-parallel layer.
 
-csrc/torch/all_reduce_add_rms_norm_torch.cpp puts it together from libinfiniccl and the kernel of add_rms_norm.
+csrc/torch/all_reduce_add_rms_norm_torch.cpp combines libinfiniccl with the kernel of add_rms_norm.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ def all_reduce_add_rms_norm(
     *,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Add up the ranks' parts of x, add the sum to the residual stream and normalise.
+    """Sum x over the ranks, add the sum to the residual stream and normalize.
 
     s = all_reduce(x, group); h = s + residual; y = rms_norm(h, weight, eps, rounding), each rounded to the dtype of x:
     the bits are those of all_reduce and add_rms_norm, the same on all ranks. All ranks must make
     the same calls in the same order.
 
     Args:
-        x: [..., n] float32, bfloat16, float16 or float64, the same shape on all ranks: this rank's part of what a layer
-            adds. Stride 1 in the last dimension; strides beyond that cost a copy.
-        residual: [..., n], dtype of x: the stream so far, the same on all ranks.
-        weight: [n], as add_rms_norm's.
+        x: [..., n] float32, bfloat16, float16 or float64, the same shape on all ranks: this rank's partial output of
+            the layer. Stride 1 in the last dimension; tensors that are not contiguous cost a copy.
+        residual: [..., n], dtype of x: the residual stream, the same on all ranks.
+        weight: [n], as in add_rms_norm.
         eps: Added to the mean of squares; at least 0.
         rounding: "once", "llama" or "gemma"; see rms_norm.
-        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
-        out: (y, h), written and returned; either may be x or residual itself, but not both the same tensor.
+        group: A number from torch_infini.distributed.communicator; 0: this process alone.
+        out: (y, h), written and returned; either may be x or residual itself, but y and h must be distinct.
 
     Returns:
-        (y, h): the normalised value and the new residual, both [..., n] and contiguous.
+        (y, h): the normalized value and the new residual, both [..., n] and contiguous.
 
     Raises:
-        RuntimeError: For an argument that cannot be served, a rank that does not come within the group's timeout or has
-            died, or ranks whose calls differ.
+        RuntimeError: For an unsupported argument, a rank that does not call within the group's timeout or has died, or
+            ranks whose calls differ.
         ValueError: For an unknown rounding.
 
     Equivalent to:
         >>> y, h = torch_infini.ops.add_rms_norm(torch_infini.ops.all_reduce(x, group), residual, weight, eps, rounding)
 
-    Source: the row-parallel layer of Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053, and what follows it in
+    Source: the row-parallel layer of Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053, and the norm after it in
         Touvron et al., LLaMA, 2023, arXiv:2302.13971.
     """
     number = rounding_number(NAME, rounding)
@@ -63,7 +63,7 @@ def all_reduce_add_rms_norm(
     )
 
 
-# The registry's tests know one process, the group of number 0; between ranks: tests/test_distributed_ops.py.
+# The registry's tests use one process, group 0. tests/test_distributed_ops.py tests several ranks.
 SPEC = OpSpec(
     all_reduce_add_rms_norm,
     schema="(Tensor x, Tensor residual, Tensor weight, float eps=1e-6, int rounding=0, int group=0)"

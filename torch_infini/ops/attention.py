@@ -23,32 +23,32 @@ def attention(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend from each query to the keys it may see and average their values.
+    """Attend from each query to its visible keys and average their values.
 
     out = softmax(scale * q k^T + mask) v for each head, in float32 with one rounding at the end; with a soft cap the
-    scores scale * q k^T become softcap * tanh(scale * q k^T / softcap) first. With L keys in a sequence (all T, or
-    kv_lens of them), a causal query t of S sees the keys j <= L - S + t: the queries are the last S tokens of the
-    sequence. A query that sees no key gets zeros. On CUDA kv_lens is only read by the GPU: a length out of range makes
-    its sequence's rows NaN and raises nothing.
+    scores scale * q k^T first become softcap * tanh(scale * q k^T / softcap). If a sequence has L keys (T, or its
+    kv_lens), a causal query t of S sees the keys j <= L - S + t: the queries are the last S tokens of the sequence. A
+    query that sees no key gets zeros. On CUDA only the GPU reads kv_lens: a length out of range makes the sequence's
+    rows NaN and does not raise.
 
     Args:
         q: [B, S, H, D] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
-        k: [B, T, Hkv, D], strides as for q; H is a multiple of Hkv, and query head h reads key head h // (H // Hkv).
+        k: [B, T, Hkv, D], strides as for q; H is a multiple of Hkv, and query head h uses key head h // (H // Hkv).
         v: [B, T, Hkv, D].
         mask: Broadcastable to [B, H, S, T], with 4 dimensions: bool, where True is visible, or float32 or q's dtype,
-            added to the scores. Joins `causal`, does not replace it. Any strides.
-        kv_lens: [B] int64 or int32, 0 to T: how many keys of a static cache are valid. Those behind are never read.
+            added to the scores. Applied in addition to `causal`. Any strides.
+        kv_lens: [B] int64 or int32, 0 to T: the number of valid keys in a static cache. Later keys are never read.
         causal: Whether a query sees only the keys up to its own position.
         scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
-        softcap: Bound that the scores approach by tanh before the mask is added, as in Gemma 2; positive and finite in
-            float32; 0: none.
+        softcap: The bound of the scores, applied by tanh before the mask is added, as in Gemma 2; positive and finite
+            in float32; 0: none.
         out: Written and returned instead of a new tensor; may be q itself.
 
     Returns:
         [B, S, H, D], contiguous, of q's dtype.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype, stride, length, scale or softcap that cannot be served.
+        RuntimeError: For an unsupported rank, shape, dtype, stride, length, scale or softcap.
 
     Equivalent to:
         >>> S, T = q.shape[1], k.shape[1]

@@ -1,4 +1,4 @@
-"""causal_softmax: softmax over the last dimension in which no token sees a later one: attention's weights.
+"""causal_softmax: softmax over the last dimension with a causal mask: attention's weights.
 
 The kernel is csrc/infiniop/causal_softmax.
 """
@@ -12,21 +12,21 @@ from ._registry import OpSpec, like_first
 
 
 def causal_softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Softmax over the last dimension, where query i of the last q of k tokens sees the tokens up to itself.
+    """Compute the softmax of the last dimension, where query i of the last q of k tokens sees the tokens up to itself.
 
     y[i, j] = exp(x[i, j] - m_i) / sum over j' <= k - q + i of exp(x[i, j'] - m_i) for j <= k - q + i, with m_i the
     largest x[i, j] there, and 0 for the other j; in float32, rounded once.
 
     Args:
-        x: [..., q, k] float32, bfloat16 or float16, q <= k; any strides. Where all that a row sees is -inf, the result
-            there is NaN, as torch.softmax has it.
+        x: [..., q, k] float32, bfloat16 or float16, q <= k; any strides. If all visible elements of a row are -inf, the
+            result there is NaN, as in torch.softmax.
         out: Written and returned instead of a new tensor; may be x itself, as in torch.ops.infini.causal_softmax_.
 
     Returns:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served.
+        RuntimeError: For an unsupported rank, shape, dtype or stride.
 
     Equivalent to:
         >>> q, k = x.shape[-2:]

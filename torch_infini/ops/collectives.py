@@ -1,6 +1,6 @@
 """all_reduce, broadcast, all_gather, reduce_scatter: collectives between the ranks of a process group.
 
-The kernels are libinfiniccl's, csrc/infiniccl; csrc/torch/collectives_torch.cpp is the way there.
+The kernels are libinfiniccl's, csrc/infiniccl; csrc/torch/collectives_torch.cpp calls them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ def all_reduce(x: Tensor, group: int = 0, op: int = 0, *, out: Tensor | None = N
     Args:
         x: Any shape, the same on all ranks; float64, float32, bfloat16, float16, bool or an integer of 8 to 64 bits.
             Contiguous; other strides cost a copy.
-        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
-        op: 0 sum, 1 product, 2 max, 3 min, 4 mean (of floating-point numbers alone).
+        group: A number from torch_infini.distributed.communicator; 0: this process alone.
+        op: 0 sum, 1 product, 2 max, 3 min, 4 mean (floating-point dtypes only).
         out: Written and returned instead of a new tensor; may be x itself.
 
     Returns:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For an argument that cannot be served, a rank that does not come within the group's timeout or has
-            died, or ranks whose calls differ.
+        RuntimeError: For an unsupported argument, a rank that does not call within the group's timeout or has died, or
+            ranks whose calls differ.
 
     Equivalent to:
         >>> y = x.clone()  # between several ranks: torch.distributed.all_reduce(y)
@@ -47,17 +47,17 @@ def broadcast(x: Tensor, group: int = 0, root: int = 0, *, out: Tensor | None = 
     y = x of rank root. The in-place form is torch.ops.infini.broadcast_.
 
     Args:
-        x: Of the shape and dtype of rank root's, which on the other ranks is all that counts; dtypes as all_reduce's.
-            Contiguous; other strides cost a copy.
-        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
-        root: A rank of the group, counted in the group.
+        x: The shape and dtype of rank root's x; on other ranks only these matter. Dtypes as in all_reduce. Contiguous;
+            other strides cost a copy.
+        group: A number from torch_infini.distributed.communicator; 0: this process alone.
+        root: A rank, numbered within the group.
         out: Written and returned instead of a new tensor; may be x itself.
 
     Returns:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: As all_reduce does.
+        RuntimeError: As all_reduce.
 
     Equivalent to:
         >>> y = x.clone()  # between several ranks: torch.distributed.broadcast(y, 0)
@@ -74,16 +74,16 @@ def all_gather(x: Tensor, group: int = 0, group_size: int = 1, *, out: Tensor | 
     y[r * n : (r + 1) * n] = x of rank r.
 
     Args:
-        x: [n, ...], the same shape on all ranks; dtypes as all_reduce's. Contiguous; other strides cost a copy.
-        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
-        group_size: The number of the group's ranks: it states the result's shape for compilers.
-        out: Written and returned instead of a new tensor; shares no memory with x.
+        x: [n, ...], the same shape on all ranks; dtypes as in all_reduce. Contiguous; other strides cost a copy.
+        group: A number from torch_infini.distributed.communicator; 0: this process alone.
+        group_size: The number of ranks in the group, from which compilers know the result's shape.
+        out: Written and returned instead of a new tensor; must not share memory with x.
 
     Returns:
         [group_size * n, ...] of x's dtype, contiguous.
 
     Raises:
-        RuntimeError: As all_reduce does.
+        RuntimeError: As all_reduce.
 
     Equivalent to:
         >>> y = torch.cat([x] * group_size)  # between several ranks: torch.distributed.all_gather_into_tensor(y, x)
@@ -97,22 +97,22 @@ def all_gather(x: Tensor, group: int = 0, group_size: int = 1, *, out: Tensor | 
 def reduce_scatter(x: Tensor, group: int = 0, group_size: int = 1, op: int = 0, *, out: Tensor | None = None) -> Tensor:
     """Reduce a tensor over the ranks of a group; each rank gets its part along the first dimension.
 
-    y = reduction over all ranks r of x_r[rank * n : (rank + 1) * n], in the order of the ranks, computed as all_reduce
-    computes it.
+    y = reduction over all ranks r of x_r[rank * n : (rank + 1) * n], in the order of the ranks, computed as in
+    all_reduce.
 
     Args:
-        x: [group_size * n, ...], the same shape on all ranks; dtypes as all_reduce's. Contiguous; other strides cost a
+        x: [group_size * n, ...], the same shape on all ranks; dtypes as in all_reduce. Contiguous; other strides cost a
             copy.
-        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
-        group_size: The number of the group's ranks: it states the result's shape for compilers.
-        op: 0 sum, 1 product, 2 max, 3 min, 4 mean (of floating-point numbers alone).
-        out: Written and returned instead of a new tensor; shares no memory with x.
+        group: A number from torch_infini.distributed.communicator; 0: this process alone.
+        group_size: The number of ranks in the group, from which compilers know the result's shape.
+        op: 0 sum, 1 product, 2 max, 3 min, 4 mean (floating-point dtypes only).
+        out: Written and returned instead of a new tensor; must not share memory with x.
 
     Returns:
         [n, ...] of x's dtype, contiguous.
 
     Raises:
-        RuntimeError: As all_reduce does, or for a first dimension that group_size does not divide.
+        RuntimeError: As all_reduce, or for a first dimension that group_size does not divide.
 
     Equivalent to:
         >>> y = x.chunk(group_size)[0].clone()  # between several ranks: torch.distributed.reduce_scatter_tensor(y, x)

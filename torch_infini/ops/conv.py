@@ -1,6 +1,6 @@
 """conv: convolution in one, two or three dimensions, as in vision and audio towers.
 
-The kernel is csrc/infiniop/conv; on the CPU its product is gemm's.
+The kernel is csrc/infiniop/conv; on the CPU it multiplies by gemm.
 """
 
 from __future__ import annotations
@@ -28,37 +28,38 @@ def conv(
     """Slide kernels over x and sum the products, as torch.nn.functional.conv1d, conv2d and conv3d do without groups.
 
     y[i, o, p] = bias[o] + the sum over c and j of weight[o, c, j] * x[i, c, p * stride - padding + j * dilation], where
-    x is 0 outside of its shape; p and j have a component for each spatial dimension. How many of these there are is the
-    weight's rank less 2. Sums as in matmul, in float32 with one rounding.
+    x is 0 outside of its shape; p and j have one component per spatial dimension. The weight has two more dimensions
+    than there are spatial ones. Summed as in matmul, in float32 with one rounding.
 
     Args:
         x: [N, Cin, in...] or one image [Cin, in...], float32, bfloat16 or float16; any strides.
-        weight: [Cout, Cin, kernel...], dtype of x; any strides. On the CPU, one whose channels and kernels are not
-            contiguous is copied for the call.
+        weight: [Cout, Cin, kernel...], dtype of x; any strides. The CPU copies a weight whose channels and kernels are
+            not contiguous.
         bias: [Cout], dtype of x, or None.
         stride: Step of the kernel in x: a number, or one for each spatial dimension; at least 1.
-        padding: Zeros before and after x, likewise; at least 0. The function, not the op, also takes "valid" (0) and
-            "same" (as many as leave the size of x at stride 1), where that is the same number before and after.
-        dilation: Step within the kernel, likewise; at least 1.
+        padding: Zeros before and after x, a number or one per dimension; at least 0. The function, but not the op, also
+            takes "valid" (0) and "same" (keeps the size of x at stride 1), if that means the same number before and
+            after.
+        dilation: Step within the kernel, a number or one per dimension; at least 1.
         out: Written and returned instead of a new tensor; any strides (on the CPU through a copy, unless the spatial
-            dimensions are contiguous); shares no memory with the arguments.
+            dimensions are contiguous); must not share memory with the arguments.
 
     Returns:
         [N, Cout, out...] or [Cout, out...], contiguous, dtype of x, with
         out = (in + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1.
 
     Raises:
-        RuntimeError: For a rank, shape or dtype that cannot be served, or numbers out of range.
+        RuntimeError: For an unsupported rank, shape or dtype, or numbers out of range.
 
     Equivalent to:
         >>> function = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[weight.dim()]
         >>> y = function(x, weight, bias, stride, padding, dilation)
 
-    On the CPU, convolutions that ATen (oneDNN) computes faster there are ATen's, as dense products are: from so many
-    output channels on as `python -m torch_infini env` shows and `tune` measures.
+    On the CPU, ATen (oneDNN) computes convolutions that it computes faster, as with dense products: from the number of
+    output channels on that `python -m torch_infini env` shows and `tune` measures.
 
     Source: Chellapilla, Puri and Simard, High Performance Convolutional Neural Networks for Document Processing, 2006,
-        for convolution as a matrix product; made here tile by tile.
+        for convolution as a matrix product, here tile by tile.
     """
     if isinstance(padding, str):
         padding = padding_of(padding, weight, stride, dilation)
@@ -68,18 +69,18 @@ def conv(
 
 
 def listed(value: Ints) -> list[int]:
-    """The op itself takes a number too, but not one that torch.compile keeps as a symbol."""
+    """Return a list: the op also takes a number, but not one that torch.compile keeps as a symbol."""
     return [value] if isinstance(value, int | torch.SymInt) else list(value)
 
 
 def numbers(value: Ints, spatial: int) -> list[int]:
-    """The value for each spatial dimension."""
+    """Return the value for each spatial dimension."""
     values = listed(value)
     return values * spatial if len(values) == 1 else values
 
 
 def padding_of(name: str, weight: Tensor, stride: Ints, dilation: Ints) -> list[int]:
-    """The numbers that F.conv's "valid" and "same" stand for."""
+    """Return the numbers that F.conv's "valid" and "same" mean."""
     rule = "infini::conv: padding must "
     if name not in ("valid", "same"):
         raise RuntimeError(f'{rule}be numbers, "valid" or "same", got "{name}"')

@@ -14,21 +14,22 @@ from ._registry import OpSpec
 def dequantize_awq(qweight: Tensor, scales: Tensor, zeros: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Unpack a weight matrix that AWQ has quantized to 4 bits in groups of rows.
 
-    weight = (q - zero) * scale, the zero and the scale being those of the row's group: row i belongs to group
-    i / (k / groups). Column 8c + j of q and of the zeros is in bits 4b to 4b + 3 of integer c, with
-    b = (0, 4, 1, 5, 2, 6, 3, 7)[j]. Exact but for the one rounding of the product.
+    weight = (q - zero) * scale, with the zero and scale of the row's group: row i belongs to group i / (k / groups).
+    Column 8c + j of q and of the zeros is in bits 4b to 4b + 3 of integer c, with b = (0, 4, 1, 5, 2, 6, 3, 7)[j].
+    Exact except for one rounding of the product.
 
     Args:
-        qweight: [k, n / 8] int32; stride 1 in the last dimension, rows at any distance (so the others).
+        qweight: [k, n / 8] int32; stride 1 in the last dimension, any row stride (as for the others).
         scales: [groups, n] float16; groups divides k.
         zeros: [groups, n / 8] int32, packed as qweight is.
-        out: [k, n] float16, written and returned instead of a new tensor; shares no memory with the arguments.
+        out: [k, n] float16, written and returned instead of a new tensor; must not share memory with the arguments.
 
     Returns:
-        [k, n] float16, contiguous: as checkpoints of AWQ have it, k the input features, so x @ weight is the layer.
+        [k, n] float16, contiguous: the orientation of AWQ checkpoints, where k is the input features and the layer is x
+        @ weight.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served.
+        RuntimeError: For an unsupported rank, shape, dtype or stride.
 
     Equivalent to:
         >>> shifts = 4 * torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])

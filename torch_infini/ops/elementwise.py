@@ -1,6 +1,6 @@
 """The elementwise ops that torch has under the same names: add, sub, mul, clip, the activations, ones and zeros.
 
-The kernel is csrc/infiniop/elementwise, one for all of them, for silu and swiglu and for the C ABI.
+One kernel, csrc/infiniop/elementwise, serves all of them, silu, swiglu, geglu and the C ABI.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add(x: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         The broadcast shape, contiguous; of x's dtype.
 
     Raises:
-        RuntimeError: For dtypes or shapes that cannot be served, or an out that is broadcast or overlaps an input.
+        RuntimeError: For unsupported dtypes or shapes, or an out that is broadcast or overlaps an input.
 
     Equivalent to:
         >>> y = torch.add(x, other)
@@ -58,7 +58,7 @@ def sub(x: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         The broadcast shape, contiguous; of x's dtype.
 
     Raises:
-        RuntimeError: For dtypes or shapes that cannot be served, or an out that is broadcast or overlaps an input.
+        RuntimeError: For unsupported dtypes or shapes, or an out that is broadcast or overlaps an input.
 
     Equivalent to:
         >>> y = torch.sub(x, other)
@@ -82,7 +82,7 @@ def mul(x: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         The broadcast shape, contiguous; of x's dtype.
 
     Raises:
-        RuntimeError: For dtypes or shapes that cannot be served, or an out that is broadcast or overlaps an input.
+        RuntimeError: For unsupported dtypes or shapes, or an out that is broadcast or overlaps an input.
 
     Equivalent to:
         >>> y = torch.mul(x, other)
@@ -93,22 +93,22 @@ def mul(x: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def clip(x: Tensor, min: float | None = None, max: float | None = None, *, out: Tensor | None = None) -> Tensor:
-    """Hold each element between two numbers.
+    """Clamp each element between two numbers.
 
-    y = x, but at least min and at most max. A NaN in x stays one. torch.ops.infini.clip_(x, min, max) overwrites x.
+    y = x, but at least min and at most max. NaN in x is kept. torch.ops.infini.clip_(x, min, max) overwrites x.
 
     Args:
         x: Any shape and strides; float32, bfloat16, float16 or float64.
-        min: The least result, rounded to x's dtype (beyond its range: to an infinity); None: no bound. If it is a NaN,
-            all results are.
-        max: The largest result, as min; where min is above it, it holds.
+        min: The least result, rounded to x's dtype (infinity if out of its range); None: no bound. If it is NaN, all
+            results are NaN.
+        max: The largest result, like min; if min is larger, all results are max.
         out: Written and returned instead of a new tensor; may be x itself.
 
     Returns:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or dtype, broadcast or overlapping x.
+        RuntimeError: For an unsupported dtype, or an out of other shape or dtype, broadcast or overlapping x.
 
     Equivalent to:
         >>> y = torch.clip(x, -torch.inf if min is None else min, max)
@@ -121,7 +121,7 @@ def clip(x: Tensor, min: float | None = None, max: float | None = None, *, out: 
 def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Replace negative elements by 0.
 
-    y = max(x, 0); a NaN stays one. torch.ops.infini.relu_(x) overwrites x.
+    y = max(x, 0); NaN is kept. torch.ops.infini.relu_(x) overwrites x.
 
     Args:
         x: Any shape and strides; float32, bfloat16, float16 or float64.
@@ -131,7 +131,7 @@ def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or dtype, broadcast or overlapping x.
+        RuntimeError: For an unsupported dtype, or an out of other shape or dtype, broadcast or overlapping x.
 
     Equivalent to:
         >>> y = torch.relu(x)
@@ -142,7 +142,7 @@ def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def gelu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Multiply each element by the share of a normal distribution that lies below it.
+    """Multiply each element by the normal distribution function at it.
 
     y = x / 2 * (1 + erf(x / sqrt(2))), the exact form, not its approximation by tanh; in float32, rounded once;
     float64 in double. torch.ops.infini.gelu_(x) overwrites x.
@@ -155,7 +155,7 @@ def gelu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         The shape and dtype of x, contiguous. Minus infinity gives NaN, as the formula and torch do.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or dtype, broadcast or overlapping x.
+        RuntimeError: For an unsupported dtype, or an out of other shape or dtype, broadcast or overlapping x.
 
     Equivalent to:
         >>> y = torch.nn.functional.gelu(x)
@@ -178,7 +178,7 @@ def sigmoid(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or dtype, broadcast or overlapping x.
+        RuntimeError: For an unsupported dtype, or an out of other shape or dtype, broadcast or overlapping x.
 
     Equivalent to:
         >>> y = torch.sigmoid(x)
@@ -201,7 +201,7 @@ def tanh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or dtype, broadcast or overlapping x.
+        RuntimeError: For an unsupported dtype, or an out of other shape or dtype, broadcast or overlapping x.
 
     Equivalent to:
         >>> y = torch.tanh(x)
@@ -212,7 +212,7 @@ def tanh(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def softplus(x: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Take the logarithm of 1 + e^x of each element: relu without its corner.
+    """Take the logarithm of 1 + e^x of each element, a smooth form of relu.
 
     y = log(1 + exp(x)), and x itself above 20 (torch's beta of 1 and threshold of 20); in float32, rounded once;
     float64 in double. torch.ops.infini.softplus_(x) overwrites x.
@@ -225,7 +225,7 @@ def softplus(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or dtype, broadcast or overlapping x.
+        RuntimeError: For an unsupported dtype, or an out of other shape or dtype, broadcast or overlapping x.
 
     Equivalent to:
         >>> y = torch.nn.functional.softplus(x)
@@ -241,14 +241,14 @@ def ones(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     y = 1. torch.ops.infini.ones_(x) overwrites x.
 
     Args:
-        x: Only its shape and dtype count: float16 to float64, bfloat16, bool or an integer of 8 to 64 bits.
-        out: Written and returned instead of a new tensor, in its own dtype, strides as they are; may share x's memory.
+        x: Only its shape and dtype matter: float16 to float64, bfloat16, bool or an integer of 8 to 64 bits.
+        out: Written and returned instead of a new tensor, in its own dtype and with any strides; may share x's memory.
 
     Returns:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or that is broadcast.
+        RuntimeError: For an unsupported dtype, or an out of other shape or that is broadcast.
 
     Equivalent to:
         >>> y = torch.ones_like(x)
@@ -264,14 +264,14 @@ def zeros(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     y = 0. torch.ops.infini.zeros_(x) overwrites x.
 
     Args:
-        x: Only its shape and dtype count: float16 to float64, bfloat16, bool or an integer of 8 to 64 bits.
-        out: Written and returned instead of a new tensor, in its own dtype, strides as they are; may share x's memory.
+        x: Only its shape and dtype matter: float16 to float64, bfloat16, bool or an integer of 8 to 64 bits.
+        out: Written and returned instead of a new tensor, in its own dtype and with any strides; may share x's memory.
 
     Returns:
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or that is broadcast.
+        RuntimeError: For an unsupported dtype, or an out of other shape or that is broadcast.
 
     Equivalent to:
         >>> y = torch.zeros_like(x)
@@ -282,12 +282,12 @@ def zeros(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def gelu_in_aten(x: Tensor) -> Tensor:
-    """Eager torch has NaN for infinity; erfc would keep the small results below -5, but takes 7 times as long."""
+    """Compute gelu by erf, as eager torch does: erfc would keep small results below -5, but takes 7 times as long."""
     return x * 0.5 * (1 + torch.erf(x * 0.5**0.5))
 
 
 def held_bound(dtype: torch.dtype, bound: float | None, none: float) -> float:
-    """A bound as clip takes it, beyond the dtype's range an infinity, which torch.clip refuses."""
+    """Return a bound for torch.clip: infinity if it is out of the dtype's range, which torch.clip rejects."""
     if bound is None:
         return none
     return bound if abs(bound) <= torch.finfo(dtype).max else bound * torch.inf
@@ -302,13 +302,13 @@ def clip_decomposition(x: Tensor, min: float | None = None, max: float | None = 
 
 
 def unary(function: Callable[..., Tensor], aten: Callable[..., Tensor]) -> OpSpec:
-    """The description of an op of one tensor; aten: the same in torch's ops, for the compiler."""
+    """Make the spec of an op with one input; aten: the same in torch's ops, for the compiler."""
     decomposition = lambda x: aten(widened(x)).to(x.dtype).contiguous()
     return OpSpec(function, fake=like_first, inplace="x", decomposition=decomposition)
 
 
 def binary(function: Callable[..., Tensor], aten: Callable[..., Tensor]) -> OpSpec:
-    """The description of an op of two tensors that are broadcast to each other."""
+    """Make the spec of an op with two inputs that are broadcast to each other."""
     return OpSpec(
         function,
         fake=lambda x, other: x.new_empty(torch.broadcast_shapes(x.shape, other.shape)),
@@ -318,7 +318,7 @@ def binary(function: Callable[..., Tensor], aten: Callable[..., Tensor]) -> OpSp
 
 
 def fill(function: Callable[..., Tensor], value: float) -> OpSpec:
-    """The description of an op that writes one value."""
+    """Make the spec of an op that fills a tensor with one value."""
     return OpSpec(function, fake=like_first, inplace="x", decomposition=lambda x: x.new_full(x.shape, value))
 
 

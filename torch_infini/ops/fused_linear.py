@@ -1,6 +1,6 @@
-"""fused_linear: the products of one x with two or three weights, as of q/k/v and gate/up, side by side in one result.
+"""fused_linear: the products of one x with two or three weights, as of q/k/v and gate/up, concatenated.
 
-The kernel is csrc/infiniop/linear, shared with linear; the weights are separate tensors and stay where they are.
+The kernel is csrc/infiniop/linear, shared with linear; the weights are separate tensors and are not copied.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ def fused_linear(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Multiply the rows of x by two or three transposed weights at once; the results lie side by side.
+    """Multiply the rows of x by two or three transposed weights at once and concatenate the results.
 
     y = concat(x @ a^T + bias_a, x @ b^T + bias_b, x @ c^T + bias_c), each part with the bits that linear gives for that
-    weight (on CUDA: for as many rows as linear streams). Threads share out the columns of all weights together.
+    weight (on CUDA: for as many rows as linear streams). The columns of all weights together are split among threads.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
-        a: [na, k], dtype of x; stride 1 in the last dimension, rows at any distance. It is read as it lies.
-        b: [nb, k], likewise.
-        c: [nc, k], likewise, or None.
+        a: [na, k], dtype of x; stride 1 in the last dimension, any row stride. It is read in place.
+        b: [nb, k], as a.
+        c: [nc, k], as a, or None.
         bias_a: [na], dtype of x or float32, or None.
         bias_b: [nb], dtype of x or float32, or None.
-        bias_c: [nc], dtype of x or float32, or None; None where c is.
-        out: [..., na + nb + nc], written and returned instead of a new tensor; shares no memory with the arguments.
+        bias_c: [nc], dtype of x or float32, or None; must be None if c is.
+        out: [..., na + nb + nc], written and returned instead of a new tensor; must not share memory with the
+            arguments.
 
     Returns:
         [..., na + nb + nc], contiguous, dtype of x; nc is 0 without c.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or a bias_c without c.
+        RuntimeError: For an unsupported rank, shape, dtype or stride, or a bias_c without c.
 
     Equivalent to:
         >>> parts = [(a, bias_a), (b, bias_b), (c, bias_c)][: 2 if c is None else 3]
         >>> y = torch.cat([torch.nn.functional.linear(x, weight, bias) for weight, bias in parts], -1)
 
-    Source: as linear.
+    Source: see linear.
     """
     if out is None:
         return torch.ops.infini.fused_linear.default(x, a, b, c, bias_a, bias_b, bias_c)

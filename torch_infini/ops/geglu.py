@@ -21,7 +21,7 @@ def geglu(gate: Tensor, up: Tensor | None = None, *, out: Tensor | None = None) 
     """Multiply up by the Gaussian error linear unit of gate, in its approximation by tanh.
 
     y = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up, in float32, rounded once; float64 in
-    double. Far below 0, results keep their relative error, where torch's formula loses it.
+    double. Far below 0 the relative error stays small, unlike with torch's formula.
 
     Args:
         gate: [..., d] float32, bfloat16, float16 or float64; any strides. Without up: [..., 2 d], the product of one
@@ -33,7 +33,7 @@ def geglu(gate: Tensor, up: Tensor | None = None, *, out: Tensor | None = None) 
         [..., d], contiguous; of gate's dtype.
 
     Raises:
-        RuntimeError: For a shape or dtype that cannot be served, or an out that is broadcast or overlaps gate or up.
+        RuntimeError: For an unsupported shape or dtype, or an out that is broadcast or overlaps gate or up.
 
     Equivalent to:
         >>> gate, up = (gate, up) if up is not None else gate.chunk(2, dim=-1)
@@ -46,7 +46,7 @@ def geglu(gate: Tensor, up: Tensor | None = None, *, out: Tensor | None = None) 
 
 
 def formula(gate: Tensor, up: Tensor) -> Tensor:
-    """(1 + tanh(u)) / 2 as the sigmoid of 2u, which has no cancellation."""
+    """Compute (1 + tanh(u)) / 2 as the sigmoid of 2u, which has no cancellation."""
     return gate * torch.sigmoid(gate * (SLOPE + 0.044715 * SLOPE * gate * gate)) * up
 
 

@@ -23,26 +23,26 @@ def gemm(
 ) -> Tensor:
     """Multiply matrices and add a tensor: alpha * a @ b + beta * c.
 
-    As torch.addmm(c, a, b) and torch.baddbmm(c, a, b), but for beta, which is 0 unless given, as in the Infini C
-    interface. Sums as in matmul: in float32, in an order that depends on k and the dtype alone; alpha and beta applied
-    in float32, and one rounding. On CUDA, as in matmul; where alpha is 0, cuBLAS does not read a and b.
+    As torch.addmm(c, a, b) and torch.baddbmm(c, a, b), except that beta defaults to 0, as in the Infini C interface.
+    Summed as in matmul: in float32, in an order that depends only on k and the dtype; alpha and beta are applied in
+    float32, with one rounding. On CUDA, see matmul; if alpha is 0, cuBLAS does not read a and b.
 
     Args:
-        a: [..., m, k] or [k], float32, bfloat16 or float16. Each matrix lies row by row or column by column (stride 1
-            in one of its two dimensions); all other strides are free.
-        b: [..., k, n] or [k], dtype of a, laid out likewise; its leading dimensions broadcast with those of a.
-        c: Broadcasts to the shape of a @ b; dtype of a; any strides; not read where beta is 0. None: beta must be 0.
+        a: [..., m, k] or [k], float32, bfloat16 or float16. Each matrix is row-major or column-major (stride 1 in one
+            of its two dimensions); all other strides are free.
+        b: [..., k, n] or [k], dtype and layouts as for a; its leading dimensions broadcast with those of a.
+        c: Broadcasts to the shape of a @ b; dtype of a; any strides; not read if beta is 0. None: beta must be 0.
         alpha: A finite number.
         beta: A finite number.
-        out: Written and returned instead of a new tensor; laid out as a and b are. It may be c itself, which saves a
-            copy of c, and shares no memory with a and b.
+        out: Written and returned instead of a new tensor; layouts as for a. It may be c itself, which saves a copy of
+            c, and must not share memory with a and b.
 
     Returns:
-        [..., m, n], contiguous, dtype of a; without m where a is [k], without n where b is.
+        [..., m, n], contiguous, dtype of a; without m if a is [k], without n if b is.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, a beta without c, or an alpha or beta
-            that is not finite.
+        RuntimeError: For an unsupported rank, shape, dtype or stride, a beta without c, or an alpha or beta that is not
+            finite.
 
     Equivalent to:
         >>> y = alpha * torch.matmul(a, b)

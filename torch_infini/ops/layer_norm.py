@@ -19,25 +19,25 @@ def layer_norm(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Normalise the rows of x to mean 0 and variance 1, scale the columns and shift them.
+    """Normalize the rows of x to mean 0 and variance 1, scale the columns and shift them.
 
-    y = (x - mean) / sqrt(var + eps) * weight + bias over the last dimension, var the mean of (x - mean)^2, without
-    Bessel's correction; in float32, rounded once. The variance is computed about the mean, so that it does not suffer
-    where the mean is far from 0. torch.ops.infini.layer_norm_(x, weight, bias, eps) overwrites x.
+    y = (x - mean) / sqrt(var + eps) * weight + bias over the last dimension, where var is the mean of (x - mean)^2,
+    without Bessel's correction; in float32, rounded once. The variance is computed about the mean, so it stays accurate
+    if the mean is far from 0. torch.ops.infini.layer_norm_(x, weight, bias, eps) overwrites x.
 
     Args:
         x: [..., n] float32, bfloat16 or float16; any strides.
         weight: [n], dtype of x or float32, or None: no scale.
-        bias: [n], dtype of x or float32, or None: no shift; that of weight where both are given.
+        bias: [n], dtype of x or float32, or None: no shift; the dtype of weight if both are given.
         eps: Added to the variance; at least 0.
-        out: Written and returned instead of a new tensor; may be x itself, and shares no memory with weight and bias.
+        out: Written and returned instead of a new tensor; may be x itself; must not share memory with weight and bias.
 
     Returns:
         [..., n], contiguous, dtype of x.
 
     Raises:
-        RuntimeError: For a rank, shape or dtype that cannot be served, a negative or NaN eps, or an out that overlaps
-            its inputs.
+        RuntimeError: For an unsupported rank, shape or dtype, a negative or NaN eps, or an out that overlaps its
+            inputs.
 
     Equivalent to:
         >>> y = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)

@@ -1,4 +1,4 @@
-"""linear_group8: the product with an int8 weight that has a scale for each 16 columns, 8.5 bits a weight with scales.
+"""linear_group8: the product with an int8 weight that has a scale per 16 columns, 8.5 bits per weight with scales.
 
 The kernel is in csrc/infiniop/linear_group8; quantize_group8 makes the weight.
 """
@@ -17,26 +17,26 @@ def linear_group8(
 ) -> Tensor:
     """Multiply the rows of x by a transposed int8 weight with scales of groups, and add the bias.
 
-    w = scales[row] * group_scale * integer, with a scale from 0 to 127 for each 16 columns. Each run of 64 columns of a
-    row of x becomes int8 with the scale max |run| / 127, as `torch_infini.weights.quantize_int8` rounds. Within a run
-    products and group scales are multiplied and summed as integers, exactly; runs, times their scales, are added in
+    w = scales[row] * group_scale * integer, with a scale from 0 to 127 per 16 columns. Each run of 64 columns of a row
+    of x becomes int8 with the scale max |run| / 127, rounded as in `torch_infini.weights.quantize_int8`. Within a run,
+    products and group scales are multiplied and summed exactly as integers; runs, times their scales, are added in
     float32 in order, and the total times scales[row], plus bias, is rounded once. A row gives the same bits whatever
-    the device, the thread count, and whatever other rows are in the call. A run with infinity or NaN makes its row
-    NaN; a row of zeros gives the bias.
+    the device, the thread count, and the other rows of the call. A run with infinity or NaN makes its row NaN; a row of
+    zeros gives the bias.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
         weight: [at least n / 16, k / 64 rounded up, 1088] uint8, contiguous; made by quantize_group8. Columns beyond k
-            count as 0 whatever they hold.
+            count as 0, whatever they hold.
         scales: [n] float32, stride 1.
         bias: [n], dtype of x or float32, or None.
-        out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
+        out: [..., n], written and returned instead of a new tensor; must not share memory with the arguments.
 
     Returns:
         [..., n], contiguous, dtype of x.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served.
+        RuntimeError: For an unsupported rank, shape, dtype or stride.
 
     Equivalent to:
         >>> from torch_infini.ops._panels import GROUP8

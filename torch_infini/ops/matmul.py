@@ -16,24 +16,24 @@ from ._registry import OpSpec
 def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Multiply matrices, with the shapes of torch.matmul.
 
-    Products are summed in float32 in an order that depends on k and the dtype alone, and rounded once: an element has
+    Products are summed in float32 in an order that depends only on k and the dtype, and rounded once: an element has
     the same bits in any batch, shape, layout and thread count. (On AVX-512 BF16, bfloat16 products are added in pairs,
-    and denormals count as zero: docs/ops.md, Denormals.) On CUDA that holds for what is streamed: up to 16 rows of a (4
-    of float32) with a b that lies column by column, or so many columns of b with an a that lies row by row. Other
-    products are cuBLAS's, in float32 without TF32, in an order that it chooses by shape, strides and alignment.
+    and denormals count as zero: docs/ops.md, Denormals.) On CUDA that holds for streamed products: up to 16 rows of a
+    (4 of float32) with a column-major b, or as many columns of b with a row-major a. cuBLAS computes other products, in
+    float32 without TF32, in an order that it chooses by shape, strides and alignment.
 
     Args:
-        a: [..., m, k] or [k], float32, bfloat16 or float16. Each matrix lies row by row or column by column (stride 1
-            in one of its two dimensions); all other strides are free.
-        b: [..., k, n] or [k], dtype of a, laid out likewise. Its leading dimensions broadcast with those of a; a b that
-            serves the whole batch is read in place.
-        out: Written and returned instead of a new tensor; laid out likewise; shares no memory with a and b.
+        a: [..., m, k] or [k], float32, bfloat16 or float16. Each matrix is row-major or column-major (stride 1 in one
+            of its two dimensions); all other strides are free.
+        b: [..., k, n] or [k], dtype and layouts as for a. Its leading dimensions broadcast with those of a; a b that
+            the whole batch shares is read in place.
+        out: Written and returned instead of a new tensor; layouts as for a; must not share memory with a and b.
 
     Returns:
-        [..., m, n], contiguous, dtype of a; without m where a is [k], without n where b is.
+        [..., m, n], contiguous, dtype of a; without m if a is [k], without n if b is.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served: nothing is copied in silence.
+        RuntimeError: For an unsupported rank, shape, dtype or stride: nothing is copied silently.
 
     Equivalent to:
         >>> y = torch.matmul(a, b)
@@ -50,7 +50,7 @@ def fake(a: Tensor, b: Tensor, *others: Any) -> Tensor:
 
 
 def values(dtype: torch.dtype, *shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    """Of either sign and 0.5 to 1.5 times `scale` in size, so that no product is lost without notice."""
+    """Make values of either sign and 0.5 to 1.5 times `scale` in magnitude, so that a missing product is noticed."""
     g = torch.Generator().manual_seed(seed)
     sign = torch.randint(0, 2, shape, generator=g) * 2 - 1
     return ((0.5 + torch.rand(shape, generator=g)) * sign * scale).to(dtype)

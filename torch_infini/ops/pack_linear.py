@@ -14,19 +14,19 @@ from ._registry import OpSpec, nothing
 def pack_linear(packed: Tensor, weight: Tensor, first_row: int = 0) -> None:
     """Write rows of a weight into a packed one, in place.
 
-    packed[row // 48, i, row % 48] = weight[j, 2i : 2i + 2] with row = first_row + j; of an odd number of columns the
-    last word has a 0. Other rows stay as they are: calls with different rows may run at the same time.
+    packed[row // 48, i, row % 48] = weight[j, 2i : 2i + 2] with row = first_row + j; if the number of columns is odd,
+    the last word is padded with 0. Other rows are not touched: calls for different rows may run at the same time.
 
     Args:
         packed: [panels, k / 2 rounded up, 48, 2] bfloat16 on the CPU, contiguous, written.
-        weight: [rows, k] bfloat16; stride 1 in the last dimension, rows at any distance.
-        first_row: Which row of the packed weight the first one becomes.
+        weight: [rows, k] bfloat16; stride 1 in the last dimension, any row stride.
+        first_row: The row of the packed weight that weight's first row becomes.
 
     Returns:
         None.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or rows for which there is no room.
+        RuntimeError: For an unsupported rank, shape, dtype or stride, or rows beyond the end of packed.
         NotImplementedError: For tensors that are not on the CPU.
 
     Equivalent to:
@@ -34,7 +34,7 @@ def pack_linear(packed: Tensor, weight: Tensor, first_row: int = 0) -> None:
         >>> row = torch.arange(first_row, first_row + weight.shape[0])
         >>> packed[row // 48, :, row % 48] = rows
 
-    Source: as linear_packed.
+    Source: see linear_packed.
     """
     torch.ops.infini.pack_linear.default(packed, weight, first_row)
 

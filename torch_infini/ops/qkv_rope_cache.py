@@ -24,11 +24,11 @@ def qkv_rope_cache(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
 ) -> None:
-    """Split the fused product of a layer: rotate q into a tensor of its own, rotate k and write k and v into the cache.
+    """Split a layer's fused product: rotate q into a separate tensor, rotate k and write k and v into the cache.
 
-    The bits are those of rope on the heads of q and k and paged_caching of the result, into caches of int8 too; qkv is
-    read once and there is no tensor between. The number of heads is that of q and of the caches. All results are
-    written in place, so that a compiler plans q's memory too and has nothing to clone.
+    The bits are those of rope on the heads of q and k followed by paged_caching, also for int8 caches; qkv is read
+    once, without intermediate tensors. The numbers of heads are those of q and of the caches. All results are written
+    in place, so that a compiler plans q's memory too and need not clone anything.
 
     Args:
         q: [tokens, H, D] of qkv's dtype, written; stride 1 in the last dimension, any other strides.
@@ -36,24 +36,25 @@ def qkv_rope_cache(
             strides.
         v_cache: The shape and dtype of k_cache, written.
         qkv: [tokens, (H + 2 Hkv) * D] float32, bfloat16 or float16: the heads of q, then those of k, then those of v;
-            stride 1 in the last dimension, any distance between rows.
-        cos: Table [P, R/2] of qkv's dtype, or float32 where that is a half type; a head's other D - R columns stay.
+            stride 1 in the last dimension, any row stride.
+        cos: Table [P, R/2] of qkv's dtype, or float32 if that is a half type; a head's other D - R columns are not
+            rotated.
         sin: The shape and dtype of cos.
         positions: [tokens] integers: the row of cos and sin for each token.
-        slot_mapping: [tokens] int64 or int32: where k and v go, as in paged_caching; below 0: nowhere (q is written
-            all the same).
-        interleaved: Which columns are a pair, as in rope.
+        slot_mapping: [tokens] int64 or int32: where k and v are written, as in paged_caching; negative: nowhere (q is
+            still written).
+        interleaved: Which columns form a pair, as in rope.
         k_scales: [blocks, Hkv, block] float32, written: the scales of the rows of k_cache as in paged_caching. Given if
-            and only if that is int8, as v_scales.
+            and only if the caches are int8, as v_scales.
         v_scales: The shape and dtype of k_scales, written.
 
     Returns:
         None.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, arguments that share memory with one
-            that is written, or, on the CPU, a position outside the tables or a slot outside the cache. On CUDA, where
-            the kernel reads these, the former gives NaN as in rope, the latter is skipped.
+        RuntimeError: For an unsupported rank, shape, dtype or stride, arguments that share memory with one that is
+            written, or, on the CPU, a position outside the tables or a slot outside the cache. On CUDA, where the
+            kernel reads these, such a position gives NaN as in rope, and such a slot is skipped.
 
     Equivalent to:
         >>> (tokens, heads, size), kv_heads = q.shape, k_cache.shape[1]

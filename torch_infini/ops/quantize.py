@@ -1,6 +1,6 @@
 """quantize_int8 and quantize_int4: weights as the integers and scales that linear_int8 and linear_int4 take.
 
-The kernels are in csrc/infiniop/quantize. torch_infini.weights.quantize is their front: it refuses what is not finite.
+The kernels are in csrc/infiniop/quantize. torch_infini.weights.quantize wraps them and rejects non-finite weights.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from ._registry import OpSpec
 
 
 def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    """Quantize a weight to int8 with one scale for each row, symmetrically.
+    """Quantize a weight to int8 with one scale per row, symmetrically.
 
     scale = max |row| / 127 and q = round(row / scale), from -127 to 127, in float32, ties to even; a row of zeros has
-    scale 0. A row with infinity or NaN in it has the scale NaN and integers 0.
+    scale 0. A row that holds infinity or NaN has scale NaN and integers 0.
 
     Args:
-        weight: [n, k] float32, bfloat16 or float16; stride 1 in the last dimension, rows at any distance.
-        out: (q, scales), written and returned; rows at any distance. They share no memory with weight or each other.
+        weight: [n, k] float32, bfloat16 or float16; stride 1 in the last dimension, any row stride.
+        out: (q, scales), written and returned; any row stride. They must not share memory with weight or each other.
 
     Returns:
         (q, scales): [n, k] int8 and [n] float32, contiguous.
 
     Raises:
-        RuntimeError: For a rank, dtype or stride that cannot be served.
+        RuntimeError: For an unsupported rank, dtype or stride.
 
     Equivalent to:
         >>> rows = weight.float()
@@ -45,15 +45,15 @@ def quantize_int4(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Quantize a weight to 4 bits with a scale and a zero for each group of group_size elements along a row.
 
-    The range of a group is cut into 15 steps: scale = largest / 15 - least / 15 and zero = least + 8 * scale, both
+    The range of a group is divided into 15 steps: scale = largest / 15 - least / 15 and zero = least + 8 * scale, both
     rounded to the weight's dtype; q = round((w - zero) / scale) + 8, from 0 to 15, in float32, ties to even; a scale of
-    0 divides as 1. A group with infinity or NaN in it has NaN for scale and zero, and integers 0.
+    0 divides as 1. A group that holds infinity or NaN has NaN as scale and zero, and integers 0.
 
     Args:
-        weight: [n, k] float32, bfloat16 or float16, k a multiple of group_size; stride 1 in the last dimension, rows at
-            any distance.
+        weight: [n, k] float32, bfloat16 or float16, k a multiple of group_size; stride 1 in the last dimension, any row
+            stride.
         group_size: 32, 64 or 128.
-        out: (packed, scales, zeros), written and returned; rows at any distance. They share no memory with weight or
+        out: (packed, scales, zeros), written and returned; any row stride. They must not share memory with weight or
             each other.
 
     Returns:
@@ -61,7 +61,7 @@ def quantize_int4(
         and [n, k / group_size], dtype of weight. All contiguous.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype, stride or group size that cannot be served.
+        RuntimeError: For an unsupported rank, shape, dtype, stride or group size.
 
     Equivalent to:
         >>> groups = weight.float().unflatten(1, (-1, group_size))
@@ -72,7 +72,7 @@ def quantize_int4(
         >>> q = ((groups - zeros.float()[..., None]) / step[..., None]).round().add(8).clamp(0, 15)
         >>> packed, scales, zeros = torch_infini.weights.pack_int4(q.to(torch.uint8).flatten(1)), scales, zeros
 
-    Source: none needed. Scale and zero mean what they mean in torch's `_weight_int4pack_mm`.
+    Source: none needed. Scale and zero have the meaning of torch's `_weight_int4pack_mm`.
     """
     if out is None:
         return torch.ops.infini.quantize_int4.default(weight, group_size)

@@ -1,4 +1,4 @@
-"""quantize_group8: rows of a weight as int8 with scales of groups, as linear_group8 takes them.
+"""quantize_group8: rows of a weight as int8 with scales of groups, for linear_group8.
 
 The kernel is csrc/infiniop/linear_group8/quantize_group8_cpu.cpp.
 """
@@ -14,23 +14,23 @@ from ._registry import OpSpec, nothing
 def quantize_group8(packed: Tensor, scales: Tensor, weight: Tensor, first_row: int = 0) -> None:
     """Quantize rows of a weight to 8.5 bits, and write them into a packed one, in place.
 
-    The scale of a group of 16 columns is its largest magnitude divided by 127. The row's scale is the largest of them
-    divided by 127; the groups' are divided by it and rounded up to integers, at most 127, so that no weight is cut off;
-    weights are divided by the product of both and rounded to int8, ties to even. All of it is in float32 and gives the
-    same bits on every CPU. A row with infinity or NaN in it has the scale NaN and zeros otherwise.
+    The scale of a group of 16 columns is its largest magnitude divided by 127. The row's scale is the largest group
+    scale divided by 127; group scales are divided by it and rounded up to integers, at most 127, so that no weight is
+    clipped; weights are divided by the product of both scales and rounded to int8, ties to even. Everything is computed
+    in float32 and gives the same bits on every CPU. A row that holds infinity or NaN has scale NaN and is 0 otherwise.
 
     Args:
-        packed: [panels of 16 rows, k / 64 rounded up, 1088] uint8 on the CPU, contiguous, written; other rows stay as
-            they are: calls with different rows may run at the same time.
+        packed: [panels of 16 rows, k / 64 rounded up, 1088] uint8 on the CPU, contiguous, written; other rows are not
+            touched: calls for different rows may run at the same time.
         scales: [at least first_row + rows] float32, written.
-        weight: [rows, k] float32, bfloat16 or float16; stride 1 in the last dimension, rows at any distance.
-        first_row: Which row of the packed weight the first one becomes.
+        weight: [rows, k] float32, bfloat16 or float16; stride 1 in the last dimension, any row stride.
+        first_row: The row of the packed weight that weight's first row becomes.
 
     Returns:
         None.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or rows for which there is no room.
+        RuntimeError: For an unsupported rank, shape, dtype or stride, or rows beyond the end of packed.
         NotImplementedError: For tensors that are not on the CPU: quantize there, then move packed and scales.
 
     Equivalent to:

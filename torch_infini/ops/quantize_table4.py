@@ -1,4 +1,4 @@
-"""quantize_table4: rows of a weight as 4-bit indices of a table with scales, as linear_table4 takes them.
+"""quantize_table4: rows of a weight as 4-bit indices into a table, with scales, for linear_table4.
 
 The kernel is csrc/infiniop/linear_table4/quantize_table4_cpu.cpp.
 """
@@ -15,24 +15,25 @@ def quantize_table4(packed: Tensor, scales: Tensor, weight: Tensor, first_row: i
     """Quantize rows of a weight to 4.5 bits, and write them into a packed one, in place.
 
     Each group of 16 columns of a row gets a scale and, for each element, the index of a level of linear_table4's table.
-    The scale is fitted: for each of 15 places in the table where the group's largest element (by magnitude) may lie,
-    elements go to the nearest level, and the scale is the one with the least squared error for these levels; the best
-    of the 15 stays. The row's scale is the largest of them divided by 127; the groups' are divided by it and rounded to
-    int8, ties to even; then elements go to the nearest level once more. All of it is in float32 and gives the same bits
-    on every CPU. A row with infinity or NaN in it has the scale NaN and zeros otherwise.
+    The scale is fitted: for each of 15 places in the table that the group's largest element (by magnitude) may be
+    mapped to, elements are assigned the nearest level, and the scale is the one with the least squared error for these
+    levels; the best of the 15 is used. The row's scale is the largest group scale divided by 127; group scales are
+    divided by it and rounded to int8, ties to even; then elements are assigned the nearest level again. Everything is
+    computed in float32 and gives the same bits on every CPU. A row that holds infinity or NaN has scale NaN and is 0
+    otherwise.
 
     Args:
-        packed: [panels of 16 rows, k / 64 rounded up, 576] uint8 on the CPU, contiguous, written; other rows stay as
-            they are: calls with different rows may run at the same time.
+        packed: [panels of 16 rows, k / 64 rounded up, 576] uint8 on the CPU, contiguous, written; other rows are not
+            touched: calls for different rows may run at the same time.
         scales: [at least first_row + rows] float32, written.
-        weight: [rows, k] float32, bfloat16 or float16; stride 1 in the last dimension, rows at any distance.
-        first_row: Which row of the packed weight the first one becomes.
+        weight: [rows, k] float32, bfloat16 or float16; stride 1 in the last dimension, any row stride.
+        first_row: The row of the packed weight that weight's first row becomes.
 
     Returns:
         None.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or rows for which there is no room.
+        RuntimeError: For an unsupported rank, shape, dtype or stride, or rows beyond the end of packed.
         NotImplementedError: For tensors that are not on the CPU: quantize there, then move packed and scales.
 
     Equivalent to:

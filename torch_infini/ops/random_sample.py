@@ -21,36 +21,35 @@ def random_sample(
     *,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Draw one token for each row, each by settings and a random stream of its own.
+    """Draw one token per row, each with its own settings and random stream.
 
     With the row sorted in descending order (equal logits: the lower index first), w_i = exp((x_i - x_0) / temperature),
     c_i = w_0 + ... + w_i and limit = u * min(c_(min(top_k, n) - 1), min(top_p, 1) * c_(n - 1)), the token is the first
     one with c_i >= limit. u = (r >> 8) * 2^-24, where r is the first 32-bit word of Philox4x32-10 for the key `seed`
-    (low word, high word) and the counter `offset` (low word, high word, 0, 0). Where temperature = 0, top_k = 1 or
-    top_p = 0 the token is the first maximum.
+    (low word, high word) and the counter `offset` (low word, high word, 0, 0). If temperature = 0, top_k = 1 or top_p =
+    0, the token is the first maximum.
 
-    A row's token depends on that row and its settings alone: not on the rest of the batch, nor on the threads.
+    A row's token depends only on that row and its settings, not on the rest of the batch or the threads.
 
     Args:
         logits: [rows, n] or [n], float32, bfloat16 or float16, n up to 2^24; stride 1 in the last dimension. A token
             whose logit is -infinity is never drawn.
-        temperature: A number for all rows or [rows] float32 ([] where logits is [n]; so the others); finite, at least
-            0.
+        temperature: A number for all rows or [rows] float32 ([] if logits is [n]; likewise below); finite, at least 0.
         top_k: An integer for all rows or [rows] int64 or int32; 0 or less: no limit.
         top_p: A number for all rows or [rows] float32; at least 0; 1 or more: no limit.
         seed: An integer for all rows, taken modulo 2^64, or [rows] int64 or int32.
-        offset: Place in the stream: [rows] int64 or int32, or an integer, to which the row's index is added, so that
-            rows differ. Advance it by one (an integer: by the number of rows) from token to token.
-        out: Written and returned instead of a new tensor; undefined where the call raises for a value in logits.
+        offset: The position in the stream: [rows] int64 or int32, or an integer, to which the row's index is added, so
+            that rows differ. Advance it by one per token (an integer: by the number of rows).
+        out: Written and returned instead of a new tensor; undefined if the call raises for a value in logits.
 
     Returns:
         [rows] (or []) int64 token ids.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served; a temperature that is negative, infinite
-            or NaN; a top_p that is negative or NaN; a NaN or +infinity in logits, or nothing but -infinity in a row.
-            On CUDA, where nobody waits for the values, such a row gets a token below 0 instead: -1 - c for the first
-            column c that has a NaN or +infinity, -1 - n for nothing but -infinity, -2 - n for its settings.
+        RuntimeError: For an unsupported rank, shape, dtype or stride; a temperature that is negative, infinite or NaN;
+            a top_p that is negative or NaN; a NaN or +infinity in logits, or a row of -infinity only. On CUDA, where
+            the host does not read the values, such a row gets a token below 0 instead: -1 - c for the first column c
+            with NaN or +infinity, -1 - n for a row of -infinity only, -2 - n for invalid settings.
 
     Equivalent to:
         >>> w, order = torch.sort(torch.softmax(logits.double() / temperature, -1), descending=True, stable=True)
@@ -83,7 +82,7 @@ def random_sample(
 
 
 def as_int64(value: int) -> int:
-    """The int64 with the low 64 bits of an integer."""
+    """Return the int64 with the low 64 bits of an integer."""
     return (value + 2**63) % 2**64 - 2**63
 
 

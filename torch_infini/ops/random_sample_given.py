@@ -1,4 +1,4 @@
-"""random_sample_given: one token by a random number that the caller has drawn, as InfiniCore's random_sample takes it.
+"""random_sample_given: one token for a random number that the caller has drawn, as in InfiniCore's random_sample.
 
 The kernels are random_sample's, in csrc/infiniop/random_sample.
 """
@@ -24,9 +24,9 @@ def random_sample_given(
 
     The token of random_sample for u = random_val, top_p = topp and top_k = topk: with the logits sorted in descending
     order (equal ones: the lower index first), w_i = exp((x_i - x_0) / temperature), c_i = w_0 + ... + w_i and limit =
-    random_val * min(c_(min(topk, n) - 1), min(topp, 1) * c_(n - 1)), the first one with c_i >= limit. Where random_val,
-    topp or temperature is 0 or topk is 1, it is the first maximum. Weights are float32 (float64 for float64), their
-    sums float64. Numbers are rounded to float32 before they are used.
+    random_val * min(c_(min(topk, n) - 1), min(topp, 1) * c_(n - 1)), it is the first one with c_i >= limit. If
+    random_val, topp or temperature is 0, or topk is 1, it is the first maximum. Weights are float32 (float64 for
+    float64), their sums float64. Numbers are rounded to float32 before they are used.
 
     Args:
         logits: [n] float32, bfloat16, float16 or float64, n from 1 to 2^24; stride 1. -infinity masks a token.
@@ -40,10 +40,10 @@ def random_sample_given(
         [] int32, the token's index.
 
     Raises:
-        RuntimeError: For a rank, dtype or stride that cannot be served; a number out of range; a NaN or +infinity in
-            logits, or nothing but -infinity. On CUDA, where nobody waits for the values, such a row gets a token below
-            0 instead: -1 - c for the first column c that has a NaN or +infinity, -1 - n for nothing but -infinity; in
-            dtypes of less than 4 bytes all bits set.
+        RuntimeError: For an unsupported rank, dtype or stride; a number out of range; a NaN or +infinity in logits, or
+            only -infinity. On CUDA, where the host does not read the values, such a row gets a token below 0 instead:
+            -1 - c for the first column c with NaN or +infinity, -1 - n for only -infinity; in dtypes of less than 4
+            bytes all bits set.
 
     Equivalent to:
         >>> w, order = torch.sort(torch.softmax(logits.double() / temperature, -1), descending=True, stable=True)

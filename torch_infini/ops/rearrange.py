@@ -14,7 +14,7 @@ from ._registry import OpSpec, like_first
 def rearrange(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Copy a tensor into another layout of the same shape.
 
-    y = x, bit by bit. Transpositions go tile by tile, so that every cache line is read and written once.
+    y = x, bit for bit. Transpositions are done tile by tile, so that every cache line is read and written once.
 
     Args:
         x: Any shape and strides; float16 to float64, bfloat16, bool or an integer of 8 to 64 bits.
@@ -24,7 +24,7 @@ def rearrange(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         The shape and dtype of x, contiguous: always a copy.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or dtype, broadcast or overlapping x.
+        RuntimeError: For an unsupported dtype, or an out of other shape or dtype, broadcast or overlapping x.
 
     Equivalent to:
         >>> y = x.clone(memory_format=torch.contiguous_format)

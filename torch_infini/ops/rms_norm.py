@@ -11,12 +11,12 @@ from torch import Tensor
 from ._registry import OpSpec
 from .silu import widened
 
-# Where the value is rounded to the dtype of x; the numbers are those of the op's schema.
+# Where the value is rounded to the dtype of x; the numbers are the op schema's.
 ROUNDINGS = {"once": 0, "llama": 1, "gemma": 2}
 
 
 def rounding_number(op: str, rounding: str) -> int:
-    """The schema's number for a rounding mode; ValueError for a name that is none."""
+    """Return the schema's number for a rounding mode; ValueError for an unknown name."""
     if rounding not in ROUNDINGS:
         raise ValueError(f"infini::{op}: rounding must be 'once', 'llama' or 'gemma', got {rounding!r}")
     return ROUNDINGS[rounding]
@@ -25,24 +25,24 @@ def rounding_number(op: str, rounding: str) -> int:
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: str = "once", *, out: Tensor | None = None
 ) -> Tensor:
-    """Normalise the rows of x by their root mean square and scale the columns.
+    """Normalize the rows of x by their root mean square and scale the columns.
 
-    y = x / sqrt(mean(x^2) + eps) * weight, in float32; `rounding` tells where the value goes back to the dtype of x.
+    y = x / sqrt(mean(x^2) + eps) * weight, in float32; `rounding` says where the value is rounded to the dtype of x.
 
     Args:
         x: [..., n] float32, bfloat16, float16 or float64; stride 1 in the last dimension, any other strides.
         weight: [n], of x's dtype; for a half type also float32, and with "once" the other half type.
         eps: Added to the mean of squares; at least 0.
-        rounding: "once": at the end (Infini, Olmo 2). "llama": before the product with weight, as Hugging Face's
-            Llama, Mistral and Qwen do; a float32 weight then gives a float32 result. "gemma": at the end, and the
-            scale is 1 + weight.
+        rounding: "once": at the end (Infini, Olmo 2). "llama": before the product with weight, as in Hugging Face's
+            Llama, Mistral and Qwen; a float32 weight then gives a float32 result. "gemma": at the end, with the scale 1
+            + weight.
         out: Written and returned instead of a new tensor; may be x itself.
 
     Returns:
         [..., n], contiguous; of x's dtype, or float32 (see "llama").
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or a negative or NaN eps.
+        RuntimeError: For an unsupported rank, shape, dtype or stride, or a negative or NaN eps.
         ValueError: For an unknown rounding.
 
     Equivalent to:
@@ -68,7 +68,7 @@ def decomposition(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 
     wide = widened(x)
     value = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     if rounding == ROUNDINGS["llama"]:
-        return (value.to(x.dtype) * weight).contiguous()  # of two halves: in float32, rounded once
+        return (value.to(x.dtype) * weight).contiguous()  # half types: multiplied in float32, rounded once
     scale = weight.to(wide.dtype)
     if rounding == ROUNDINGS["gemma"]:
         scale = 1 + scale

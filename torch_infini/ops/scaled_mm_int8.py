@@ -23,25 +23,25 @@ def scaled_mm_int8(
 ) -> Tensor:
     """Multiply int8 matrices and scale the result: (a @ b) * a_scale * b_scale + bias.
 
-    The product is exact, in int32; then float32, rounded once.
+    The product is exact, in int32; the rest is computed in float32 and rounded once.
 
     Args:
-        a: [m, k] int8; stride 1 in the last dimension; k at most 131071, for int32 to hold the product.
-        b: [k, n] int8, any strides. One that lies column by column (stride 1 in the first dimension, as weight.t() of a
-            [n, k] weight) is read in place; another one is transposed on the way, panel by panel; on CUDA, byte by
-            byte, slowly.
+        a: [m, k] int8; stride 1 in the last dimension; k at most 131071, so that int32 holds the product.
+        b: [k, n] int8, any strides. A column-major b (stride 1 in the first dimension, as weight.t() of a weight [n,
+            k]) is read in place; others are transposed on the way, panel by panel; on CUDA, byte by byte, which is
+            slow.
         a_scale: [m] or [m, 1] float32; any strides.
         b_scale: [n] or [1, n] float32; any strides.
         bias: [n], of the result's dtype, or None; any strides.
         out_dtype: float32, bfloat16 or float16; None: that of bias (or of out), else bfloat16.
-        out: Written and returned instead of a new tensor; stride 1 in the last dimension; shares no memory with the
-            arguments.
+        out: Written and returned instead of a new tensor; stride 1 in the last dimension; must not share memory with
+            the arguments.
 
     Returns:
         [m, n], contiguous, of out_dtype.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served.
+        RuntimeError: For an unsupported rank, shape, dtype or stride.
 
     Equivalent to:
         >>> product = torch.matmul(a.double(), b.double())  # exact

@@ -24,7 +24,7 @@ def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
         The shape and dtype of x, contiguous. Minus infinity gives NaN, as the formula and torch do.
 
     Raises:
-        RuntimeError: For a dtype that cannot be served, or an out of other shape or dtype, broadcast or overlapping x.
+        RuntimeError: For an unsupported dtype, or an out of other shape or dtype, broadcast or overlapping x.
 
     Equivalent to:
         >>> y = torch.nn.functional.silu(x)
@@ -35,7 +35,7 @@ def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def widened(x: Tensor) -> Tensor:
-    """x in the dtype that its op computes in: float32 for the half types."""
+    """Return x in the dtype that its op computes in: float32 for half types."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 

@@ -12,22 +12,22 @@ from ._registry import OpSpec, like_first
 
 
 def softmax(x: Tensor, dim: int = -1, *, out: Tensor | None = None) -> Tensor:
-    """Turn the values along a dimension into weights that add up to 1.
+    """Turn the values along a dimension into weights that sum to 1.
 
-    y = exp(x - m) / sum of exp(x - m) along dim, m the largest x there; in float32, rounded once.
+    y = exp(x - m) / sum of exp(x - m) along dim, where m is the largest x; in float32, rounded once.
     torch.ops.infini.softmax_(x, dim) overwrites x.
 
     Args:
-        x: One dimension at least, float32, bfloat16 or float16; any strides.
-        dim: The dimension; negative ones count from the last.
+        x: At least one dimension, float32, bfloat16 or float16; any strides.
+        dim: The dimension; a negative one counts from the last.
         out: Written and returned instead of a new tensor; may be x itself.
 
     Returns:
-        The shape and dtype of x, contiguous. Where all x are -inf, or one is inf or NaN, all results are NaN, as
-        torch.softmax has it.
+        The shape and dtype of x, contiguous. If all x are -inf, or one is inf or NaN, all results are NaN, as in
+        torch.softmax.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or dim that cannot be served, or an out that overlaps x.
+        RuntimeError: For an unsupported rank, shape, dtype or dim, or an out that overlaps x.
 
     Equivalent to:
         >>> y = torch.softmax(x, dim)
@@ -38,23 +38,23 @@ def softmax(x: Tensor, dim: int = -1, *, out: Tensor | None = None) -> Tensor:
 
 
 def log_softmax(x: Tensor, dim: int = -1, *, out: Tensor | None = None) -> Tensor:
-    """Logarithms of softmax: log-probabilities from logits.
+    """Compute the logarithm of softmax: log-probabilities from logits.
 
-    y = x - m - log(sum of exp(x - m)) along dim, m the largest x there; in float32, rounded once.
+    y = x - m - log(sum of exp(x - m)) along dim, where m is the largest x; in float32, rounded once.
     torch.ops.infini.log_softmax_(x, dim) overwrites x.
 
     Args:
-        x: One dimension at least, float32, bfloat16 or float16; any strides.
-        dim: The dimension; negative ones count from the last.
-        out: Written and returned instead of a new tensor: of any of the three dtypes (float32 keeps what half types
-            would round), or x itself.
+        x: At least one dimension, float32, bfloat16 or float16; any strides.
+        dim: The dimension; a negative one counts from the last.
+        out: Written and returned instead of a new tensor: of any of the three dtypes (float32 keeps precision that half
+            types would lose), or x itself.
 
     Returns:
-        The shape and dtype of x, contiguous. Where all x are -inf, or one is inf or NaN, all results are NaN, as
-        torch.log_softmax has it.
+        The shape and dtype of x, contiguous. If all x are -inf, or one is inf or NaN, all results are NaN, as in
+        torch.log_softmax.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or dim that cannot be served, or an out that overlaps x.
+        RuntimeError: For an unsupported rank, shape, dtype or dim, or an out that overlaps x.
 
     Equivalent to:
         >>> y = torch.log_softmax(x, dim)

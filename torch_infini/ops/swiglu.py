@@ -27,7 +27,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, out: Tensor | None = None)
         [..., d], contiguous; of gate's dtype.
 
     Raises:
-        RuntimeError: For a shape or dtype that cannot be served, or an out that is broadcast or overlaps gate or up.
+        RuntimeError: For an unsupported shape or dtype, or an out that is broadcast or overlaps gate or up.
 
     Equivalent to:
         >>> gate, up = (gate, up) if up is not None else gate.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""topksoftmax and topkrouter: which experts of a mixture get each token, and with which weights.
+"""topksoftmax and topkrouter: the experts of a mixture (MoE) that each token is routed to, and their weights.
 
 The kernels are in csrc/infiniop/topk.
 """
@@ -14,22 +14,22 @@ from ._registry import OpSpec
 def topksoftmax(
     x: Tensor, k: int = 8, normalize: bool = False, *, out: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The k largest of softmax(x) in each row, largest first: routing as in Mixtral and Qwen-MoE.
+    """Return the k largest of softmax(x) in each row, largest first: routing as in Mixtral and Qwen-MoE.
 
-    Chosen and ordered by x: of equals the lower index comes first, a NaN before all numbers (all values of its row are
-    NaN). In float32 throughout.
+    Chosen and ordered by x: among equal values the lower index comes first; NaN comes before all numbers (and makes all
+    values of its row NaN). In float32 throughout.
 
     Args:
-        x: [tokens, experts] float32, bfloat16 or float16; stride 1 in the last dimension, rows at any distance.
-        k: How many experts a token gets; 1 up to all.
+        x: [tokens, experts] float32, bfloat16 or float16; stride 1 in the last dimension, any row stride.
+        k: The number of experts per token, from 1 to all.
         normalize: Divide the values by their sum.
-        out: (values, indices), written and returned; they share no memory with x or each other.
+        out: (values, indices), written and returned; they must not share memory with x or each other.
 
     Returns:
         (values, indices): [tokens, k] float32 and [tokens, k] int32, contiguous.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype, stride or k that cannot be served.
+        RuntimeError: For an unsupported rank, shape, dtype, stride or k.
 
     Equivalent to:
         >>> values, indices = torch.softmax(x, -1, dtype=torch.float32).topk(k, -1)
@@ -52,24 +52,24 @@ def topkrouter(
 ) -> tuple[Tensor, Tensor]:
     """Choose experts for each token as DeepSeek-V3 does: among 256 in 8 groups of 32, of which 4 are kept.
 
-    s = sigmoid(x), c = s + correction_bias; a group's score is the sum of its two largest c; the 4 groups of largest
-    score are kept, in the others c becomes 0 (not -inf: with negative c, or k above 128, their experts are chosen);
-    indices are those of the k largest c, largest first;
-    values = s[indices] * routed_scaling_factor / (sum of s[indices] + 1e-9). In float32 throughout. Of equals, experts
-    or groups, the lower index comes first; a NaN comes before all numbers.
+    s = sigmoid(x), c = s + correction_bias; a group's score is the sum of its two largest c; the 4 groups with the
+    largest scores are kept, and in the others c becomes 0 (not -inf: with negative c, or k above 128, their experts may
+    be chosen); indices are those of the k largest c, largest first; values = s[indices] * routed_scaling_factor / (sum
+    of s[indices] + 1e-9). In float32 throughout. Among equal experts or groups the lower index comes first; NaN comes
+    before all numbers.
 
     Args:
-        x: [tokens, 256] float32, bfloat16 or float16; stride 1 in the last dimension, rows at any distance.
+        x: [tokens, 256] float32, bfloat16 or float16; stride 1 in the last dimension, any row stride.
         correction_bias: [256] float32, any stride.
-        k: How many experts a token gets; 1 to 256.
-        routed_scaling_factor: What the values of a row add up to.
-        out: (values, indices), written and returned; they share no memory with the arguments or each other.
+        k: The number of experts per token, 1 to 256.
+        routed_scaling_factor: The sum of a row's values.
+        out: (values, indices), written and returned; they must not share memory with the arguments or each other.
 
     Returns:
         (values, indices): [tokens, k] float32 and [tokens, k] int32, contiguous.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype, stride or k that cannot be served.
+        RuntimeError: For an unsupported rank, shape, dtype, stride or k.
 
     Equivalent to:
         >>> s = torch.sigmoid(x.float())
