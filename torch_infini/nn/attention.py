@@ -19,21 +19,21 @@ class Attention(nn.Module):
     """Causal self-attention with grouped heads.
 
     Args:
-        size: Of x and y.
+        size: Columns of x and y.
         heads: Query heads.
         kv_heads: Key heads, a divisor of heads.
         head_dim: Columns of a head.
         rotary: The rotation of q and k by their positions; layers share one.
-        bias: Whether q, k and v have one.
-        out_bias: Whether the output projection has one.
+        bias: Whether q, k and v have a bias.
+        out_bias: Whether the output projection has a bias.
         qk_norm: The eps of RMSNorms over the heads of q and k before the rotation, as in Qwen3; None: no norms.
         window: The number of keys a query attends to, its own included; 0: all.
-        format: Of the weights, as in Linear.
-        dtype: Of x.
-        device: Of the weights.
+        format: The weights' format, as in Linear.
+        dtype: The dtype of x.
+        device: The weights' device.
 
     Attributes:
-        qkv: Linear whose weight is q's, k's and v's, one below the other.
+        qkv: Linear whose weight is q's, k's and v's, concatenated by rows.
         out: Linear.
         q_norm: RMSNorm, or None.
         k_norm: RMSNorm, or None.
@@ -72,10 +72,10 @@ class Attention(nn.Module):
 
         Args:
             x: [tokens, size].
-            batch: Where the tokens are.
+            batch: The sequences, positions and cache slots of the tokens.
             cache: Keys and values of this layer. Those of the new tokens are written first and then read back (rounded
-                if they are int8), so that tokens see the same keys wherever a prompt is cut.
-            last: Compute the last new token of each of the batch's n wanted sequences only.
+                if they are int8), so that tokens see the same keys wherever a prompt is split.
+            last: Compute only the last new token of each of the batch's n wanted sequences.
 
         Returns:
             [tokens, size], or [n, size] if `last`.

@@ -18,9 +18,9 @@ class Batch:
         tokens: [tokens], the ids of the new tokens of each sequence, concatenated.
         positions: [tokens], the position of each token in its sequence, from 0.
         slot_mapping: [tokens], the slot that each token's keys and values are written to, block * block_size + row;
-            below 0: they are not written.
-        block_tables: [n, blocks], the cache blocks of each of n sequences in order; entries behind the last key are
-            not read.
+            negative: not written.
+        block_tables: [n, blocks], the cache blocks of each of n sequences in order; entries after the last key are not
+            read.
         seq_lens: [n], the number of keys of each sequence, new tokens included.
         cum_seq_lens_q: [n + 1], from 0 to tokens, the index of each sequence's first new token; None: one token each.
         wanted: [m], the sequences whose results a model computes for `last`; None: all.
@@ -36,7 +36,7 @@ class Batch:
 
     @property
     def ends(self) -> Tensor | None:
-        """[n] or [m], the index of the last new token of each wanted sequence; None: every token is one."""
+        """[n] or [m], the index of the last new token of each wanted sequence; None: every token is wanted."""
         if self.cum_seq_lens_q is None:
             return self.wanted
         ends = self.cum_seq_lens_q[1:] - 1

@@ -20,8 +20,8 @@ class LayerCache(NamedTuple):
     Attributes:
         keys: [blocks, kv_heads, block_size, head_dim].
         values: As keys.
-        key_scales: [blocks, kv_heads, block_size] float32 where keys and values are int8: a row's value is the row
-            times its scale. None where they are floats.
+        key_scales: [blocks, kv_heads, block_size] float32 if keys and values are int8: a row means the row times its
+            scale. None if they are floats.
         value_scales: As key_scales.
     """
 
@@ -32,7 +32,7 @@ class LayerCache(NamedTuple):
 
 
 def token_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that one token's keys and values take in all layers, with their scales if they are int8."""
+    """Return the bytes of one token's keys and values in all layers, with their scales if they are int8."""
     scale = torch.float32.itemsize if dtype == torch.int8 else 0
     return 2 * layers * kv_heads * (head_dim * dtype.itemsize + scale)
 
@@ -40,25 +40,25 @@ def token_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -
 class KVCache:
     """Two tensors [layers, blocks, kv_heads, block_size, head_dim], for keys and for values.
 
-    Of int8, each row of a token and head has a float32 scale beside it, max |row| / 127: 0.52 to 0.56 of the bytes of
-    bfloat16 for heads of 128 to 32 columns. docs/engine.md says what that costs in accuracy.
+    With int8, each row of a token and head has a float32 scale, max |row| / 127: 0.52 to 0.56 of the bytes of bfloat16
+    for heads of 128 to 32 columns. docs/engine.md states the cost in accuracy.
 
     Args:
         layers: Decoder layers.
         blocks: Blocks that sequences share.
-        kv_heads: Key heads of a layer.
-        block_size: Tokens in a block.
-        head_dim: Columns of a head.
-        dtype: Of the keys and values: the model's, or int8.
-        device: Where they are.
+        kv_heads: Key heads per layer.
+        block_size: Tokens per block.
+        head_dim: Columns per head.
+        dtype: Of the keys and values: the model's dtype, or int8.
+        device: Of the keys and values.
 
     Attributes:
-        keys: Keys of all layers; `keys[i]` is what paged_attention calls k_cache.
-        values: Likewise.
-        scales: Those of the keys and of the values, [layers, blocks, kv_heads, block_size] each; none unless int8.
+        keys: Keys of all layers; `keys[i]` is the k_cache of paged_attention.
+        values: Values of all layers, likewise.
+        scales: Scales of the keys and of the values, [layers, blocks, kv_heads, block_size] each; empty unless int8.
 
     Raises:
-        ValueError: For a size below 1, or a dtype that attention does not serve.
+        ValueError: For a size below 1, or a dtype that attention does not support.
     """
 
     def __init__(
@@ -110,14 +110,14 @@ class KVCache:
 
 
 class MixedKVCache:
-    """A KVCache of layers whose heads differ, as in models that widen the heads of some layers.
+    """A KVCache for layers with different numbers of heads or head sizes.
 
     Args:
         layers: (kv_heads, head_dim) of each layer.
-        blocks, block_size, dtype, device: As KVCache's.
+        blocks, block_size, dtype, device: As in KVCache.
 
     Raises:
-        ValueError: As KVCache, or for no layer.
+        ValueError: As KVCache, or if there are no layers.
     """
 
     def __init__(

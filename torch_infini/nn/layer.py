@@ -1,6 +1,6 @@
 """DecoderLayer: attention and MLP, each behind a norm and added to the residual stream.
 
-Every addition is fused with the norm that follows it, so a layer takes the sum that the one before left open.
+Every addition is fused with the norm that follows it, so a layer also does the last addition of the previous one.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class DecoderLayer(nn.Module):
 
         Args:
             x: [tokens, size].
-            residual: [tokens, size], which x has not been added to yet; None: there is none.
-            batch: Where the tokens are.
+            residual: [tokens, size], not yet added to x; None: no residual.
+            batch: The sequences, positions and cache slots of the tokens.
             cache: Keys and values of this layer.
-            last: Compute the result for the last new token of each wanted sequence only.
+            last: Compute the result only for the last new token of each wanted sequence.
 
         Returns:
             (x, residual) for the next layer; their sum is the layer's result.

@@ -1,7 +1,7 @@
-"""Linear layers with dense or packed weights or those of torch_infini.weights, and the embedding. The ops are
-infini::linear, linear_packed, those of the formats, and embedding.
+"""Linear layers with weights that are dense, packed or in a format of torch_infini.weights, and the embedding.
 
-Several projections of one input (q/k/v, gate/up) are one Linear: its weight holds theirs one below the other.
+The ops are infini::linear, linear_packed, those of the formats, and embedding. Several projections of one input (q/k/v,
+gate/up) are one Linear, whose weight is theirs, concatenated by rows.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
 from ..weights import FORMATS, Integers, best, names
 
-# Instruction sets that multiply bfloat16 in pairs, which packing serves. Tile registers read unpacked weights: on a CPU
-# that has them packed panels were read 11 % slower (Xeon, Sapphire Rapids).
+# Instruction sets that multiply bfloat16 in pairs, for which packing is faster. Tile registers use unpacked weights: on
+# a CPU with tiles, packed panels were read 11 % slower (Xeon, Sapphire Rapids).
 MULTIPLIES_BFLOAT16 = ("avx512_bf16", "neon_bf16")
 
 
 class Linear(nn.Module):
     """y = x @ weight^T + bias.
 
-    On the CPU the bits of a row of y depend on that row of x alone, not on how many others there are.
+    On the CPU the bits of a row of y depend on that row of x alone, not on the number of rows.
 
     Args:
         in_features: Columns of x, k.
         out_features: Columns of y, n.
-        bias: Whether there is one.
-        format: "dense"; "packed", the layout of infini::linear_packed for bfloat16 on the CPU; or one of
-            torch_infini.weights: "int8", with a scale for each row of the weight; "int4", with a scale and a zero for
-            each group of 64 (or 32) weights of a row; "group8", int8, and "table4", 4-bit indices of a
-            table, with a scale for each 16 weights, which `load` makes on the CPU alone. Rows of x are quantized to
-            int8 as well: always with the last two, with the others where the CPU multiplies integers.
-        dtype: Of x, y, bias and a dense weight.
-        device: Of the weight.
+        bias: Whether there is a bias.
+        format: "dense"; "packed", the layout of infini::linear_packed for bfloat16 on the CPU; or a format of
+            torch_infini.weights: "int8", with a scale per row of the weight; "int4", with a scale and a zero per group
+            of 64 (or 32) weights of a row; "group8" (int8) or "table4" (4-bit table indices), with a scale per 16
+            weights, which `load` makes on the CPU only. Rows of x are quantized to int8 too: always with the last two
+            formats, with the others if the CPU multiplies integers.
+        dtype: The dtype of x, y, bias and a dense weight.
+        device: The weight's device.
 
     Attributes:
         weight: [n, k] in dtype; packed [n / 48, k / 2, 48, 2], rounded up; [n, k] int8; [n, k / 2] uint8
             (torch_infini.weights.pack_int4); or [n / 16, k / 64, bytes] uint8, rounded up
             (ops.quantize_group8, quantize_table4).
-        scales: [n] float32, but of int4 [n, k / group] in dtype; None without integers.
+        scales: [n] float32; for int4 [n, k / group] in dtype; None for formats without integers.
         zeros: [n, k / group] in dtype for int4; otherwise None.
-        columns: [k] int64, the order in which the weight takes the columns of x; None: theirs. See from_integers.
+        columns: [k] int64, the order in which the weight uses the columns of x; None: in order. See from_integers.
         bias: [n] in dtype, or None.
 
     Raises:
-        ValueError: For an unknown format, one that does not go with the dtype or device, or rows that int4's groups do
-            not divide.
+        ValueError: For an unknown format, a format that does not support the dtype or device, or a k that int4's groups
+            do not divide.
     """
 
     def __init__(
@@ -114,15 +114,15 @@ class Linear(nn.Module):
         bias: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Linear:
-        """Make a layer of a weight that was quantized elsewhere, in the tensors given.
+        """Make a layer of a weight that was quantized elsewhere, from existing tensors.
 
         Args:
-            weight: [n, k] int8, or [n, k / 2] uint8 of int4.
-            scales: [n] float32 of int8; [n, k / group] float32 or `dtype` of int4, with groups of 32, 64 or 128.
-            zeros: Of int4, as scales; None: 0.
+            weight: [n, k] int8, or [n, k / 2] uint8 for int4.
+            scales: [n] float32 for int8; [n, k / group] float32 or `dtype` for int4, with groups of 32, 64 or 128.
+            zeros: For int4, shaped as scales; None: 0.
             columns: [k] int64: the weight is multiplied by x[..., columns]; None: by x.
-            bias: Whether there is one, to be set.
-            dtype: Of x, y and bias.
+            bias: Whether there is a bias, which the caller sets.
+            dtype: The dtype of x, y and bias.
 
         Returns:
             The layer, of format "int8" or "int4". It has no `load`.
@@ -139,11 +139,11 @@ class Linear(nn.Module):
         return linear
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Compute x [..., k] @ weight^T + bias: [..., n], in `out` where it is given: rows at any distance."""
+        """Compute x [..., k] @ weight^T + bias: [..., n], in `out` (any row stride) if it is given."""
         ops = torch.ops.infini
         if self.columns is not None:
             x = take_columns(x, self.columns)
-        if x.shape[-1] != self.in_features:  # packed weights cannot tell how many of their last columns there are
+        if x.shape[-1] != self.in_features:  # the shape of a packed weight does not tell k
             raise ValueError(
                 f"torch_infini.nn.Linear: x must have in_features columns, {self.in_features}, got {list(x.shape)}"
             )
@@ -191,7 +191,7 @@ class Linear(nn.Module):
         return Integers(self.weight, self.scales, self.zeros)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Implement to(), cuda(), float() and the like; packed weights become dense where they cannot stay packed."""
+        """Implement to(), cuda(), float() and the like; packed weights become dense if they cannot stay packed."""
         if self.format == "packed":
             there = fn(self.weight.data[:0])
             if there.dtype != torch.bfloat16 or backing_type(there.device) != "cpu":
@@ -205,7 +205,7 @@ class Linear(nn.Module):
 
 
 def fastest(weights: str, dtype: torch.dtype, device: torch.device | str) -> str:
-    """Return the format of a model's layers: "packed" for dense weights where that is faster, else the best.
+    """Return the format of a model's layers for `weights`: "packed" for dense weights if faster, else the best format.
 
     Raises:
         ValueError: For an unknown name.
@@ -224,14 +224,14 @@ class Embedding(nn.Module):
     """y = weight[ids].
 
     Args:
-        rows: Of the table: the vocabulary.
-        size: Of a row.
-        dtype: Of the table.
-        device: Of the table.
+        rows: Rows of the table: the size of the vocabulary.
+        size: Columns of the table.
+        dtype: The table's dtype.
+        device: The table's device.
         tp_group: The group that shards the table by rows; None: the whole table is here.
 
     Attributes:
-        weight: [rows, size]; in a group this rank's rows, padded to the largest number of rows of a rank.
+        weight: [rows, size]; in a group this rank's rows, padded to the largest number of rows of any rank.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(allocate(most, size, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The rows of ids [...]: [..., size]."""
+        """Return the rows of ids [...]: [..., size]."""
         y = torch.ops.infini.embedding.default(ids, self.weight[: self.here], self.first, self.rows)
         return y if self.tp_group is None else self.tp_group.all_reduce(y)
 
@@ -258,12 +258,12 @@ class Embedding(nn.Module):
 
 
 def take_columns(x: Tensor, columns: Tensor) -> Tensor:
-    """x[..., columns], of x [..., k], by ops that recorded steps hold. They copy rows: x is transposed twice."""
+    """Return x[..., columns] of x [..., k] by ops that recorded steps support. They copy rows, so transpose x twice."""
     ops = torch.ops.infini
     by_column = ops.rearrange.default(x.flatten(0, -2).t())
     return ops.rearrange.default(ops.embedding.default(columns, by_column).t()).view(x.shape)
 
 
 def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:
-    """x[rows], of x [tokens, size]; None: x."""
+    """Return x[rows] of x [tokens, size]; x if rows is None."""
     return x if rows is None else torch.ops.infini.embedding.default(rows, x)

@@ -1,4 +1,4 @@
-"""MergedLinear: projections of one input whose weights have different formats, one below the other."""
+"""MergedLinear: projections of one input whose weights have different formats, concatenated."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class _Parts(nn.ModuleList):
 
 
 class MergedLinear(nn.Module):
-    """y = [part(x) for part in parts], concatenated by columns; each part is a product of its own.
+    """y = [part(x) for part in parts], concatenated by columns; each part is a separate product.
 
-    Checkpoints may store q, k and v in different formats (GGUF does): one Linear has one format.
+    Checkpoints such as GGUF may store q, k and v in different formats, but a Linear has one format.
 
     Args:
-        parts: Linear layers of one in_features and dtype, without bias.
-        bias: Of all, [n], or None.
+        parts: Linear layers of equal in_features and dtype, without bias.
+        bias: The bias of all parts, [n], or None.
 
     Attributes:
-        parts: As given.
-        bias: As given; the parts have views of it.
-        in_features, out_features, dtype: As of one Linear.
+        parts: The given parts.
+        bias: The given bias; the parts have views of it.
+        in_features, out_features, dtype: As in Linear.
         format: "merged".
     """
 
@@ -44,7 +44,7 @@ class MergedLinear(nn.Module):
         self.bias = bias
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Compute [..., n], in `out` where it is given."""
+        """Compute [..., n], in `out` if it is given."""
         y = x.new_empty(*x.shape[:-1], self.out_features) if out is None else out
         first = 0
         for part, size in zip(self.parts, self.sizes, strict=True):
@@ -53,7 +53,7 @@ class MergedLinear(nn.Module):
         return y
 
     def load(self, weight: Tensor, first_row: int = 0) -> None:
-        """Copy rows of a weight in full precision, as Linear.load; they must lie in one part."""
+        """Copy rows of a full-precision weight, as Linear.load does; they must belong to one part."""
         for part, size in zip(self.parts, self.sizes, strict=True):
             if first_row < size:
                 part.load(weight, first_row)

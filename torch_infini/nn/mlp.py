@@ -12,12 +12,12 @@ class SwiGLU(nn.Module):
     """y = down(silu(gate(x)) * up(x)).
 
     Args:
-        size: Of x and y.
-        inner: Of gate's and up's results.
-        bias: Whether the three projections have one.
-        format: Of the weights, as in Linear.
-        dtype: Of x.
-        device: Of the weights.
+        size: Columns of x and y.
+        inner: Columns of gate's and up's results.
+        bias: Whether the three projections have a bias.
+        format: The weights' format, as in Linear.
+        dtype: The dtype of x.
+        device: The weights' device.
 
     Attributes:
         gate_up: Linear whose weight is gate's and up's, concatenated by rows.
@@ -44,5 +44,5 @@ class SwiGLU(nn.Module):
         self.down = Linear(inner, size, bias, format, dtype, device)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] to [..., size]."""
+        """Compute y [..., size] of x [..., size]."""
         return self.down(torch.ops.infini.swiglu.default(self.gate_up(x)))

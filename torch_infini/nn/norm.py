@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from ..distributed import TPGroup
 
-ROUNDING = 1  # x is normalised and rounded before the weight multiplies it, as Hugging Face's Llama does
+ROUNDING = 1  # x is normalized and rounded before it is multiplied by the weight, as in Hugging Face's Llama
 
 
 class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
     Args:
-        size: Of the last dimension.
+        size: The size of the last dimension.
         eps: Added to the mean square.
-        dtype: Of the weight.
-        device: Of the weight.
-        tp_group: The group whose ranks hold partial sums of the x of after(); None: x is complete.
+        dtype: The weight's dtype.
+        device: The weight's device.
+        tp_group: The group whose ranks hold partial sums of the x passed to after(); None: x is complete.
 
     Equivalent to:
         >>> y = torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)  # but for the order of rounding
@@ -41,13 +41,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Normalise x [..., size], in `out` where it is given, which may be x itself."""
+        """Normalize x [..., size], in `out` if it is given, which may be x itself."""
         if out is not None:
             return torch.ops.infini.rms_norm.out(x, self.weight, self.eps, ROUNDING, out=out)
         return torch.ops.infini.rms_norm.default(x, self.weight, self.eps, ROUNDING)
 
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (norm(residual + x), residual + x), both shaped as x, in one pass; in a group, all-reduce x first."""
+        """Return (norm(residual + x), residual + x), shaped as x, in one pass; with a tp_group, all-reduce x first."""
         if self.tp_group is not None:
             return torch.ops.infini.all_reduce_add_rms_norm.default(
                 x, residual, self.weight, self.eps, ROUNDING, self.tp_group.group

@@ -1,4 +1,4 @@
-"""Rotary position embedding: the tables of cos and sin that rope and qkv_rope_cache take, with the scalings of configs.
+"""Rotary position embedding: the tables of cos and sin for rope and qkv_rope_cache, with the scalings of configs.
 
 The numbers are those of transformers' LlamaRotaryEmbedding, computed once for all positions.
 """
@@ -15,53 +15,53 @@ from torch import Tensor, nn
 
 rope = torch.ops.infini.rope.default
 
-THETA = 10000.0  # where a config has none
+THETA = 10000.0  # for configs without rope_theta
 
 
 class RotaryEmbedding(nn.Module):
     """cos and sin of all positions, and the rotation of queries or keys by them.
 
-    Frequency i is theta^(-2i / R), changed as `scaling` says; the angle of position p is p times that. Everything is
-    computed in float32 and rounded once to dtype, as transformers rounds to the dtype of the hidden states: with the
+    Frequency i is theta^(-2i / R), modified by `scaling`; the angle of position p is p times that. Everything is
+    computed in float32 and rounded once to dtype, as transformers rounds to the dtype of the hidden states: in the
     model's dtype the tables have the bits of transformers' cos and sin. float32 tables for a half-type model are
-    allowed, and more exact.
+    allowed, and more precise.
 
-    Two scalings depend on the sequence's length in transformers: "dynamic" recomputes theta whenever a sequence
-    outgrows what it has seen, "longrope" takes long_factor once the length exceeds the original one. Keys in a cache
-    keep the older rotation then. Here the table is chosen once, by max_positions, and serves all sequences:
+    In transformers, two scalings depend on the sequence's length: "dynamic" recomputes theta whenever a sequence
+    exceeds the previous maximum, and "longrope" uses long_factor once the length exceeds the original one, while keys
+    in a cache keep the older rotation. Here the table is chosen once, by max_positions, for all sequences:
 
     * max_positions up to original_max_position_embeddings: dynamic is the unscaled table, longrope that of
       short_factor. All lengths that fit equal transformers.
     * More: dynamic is the table for the length max_positions, longrope that of long_factor. This equals transformers
-      where the longest position of its call is max_positions - 1 (dynamic) or beyond the original length (longrope);
-      for shorter sequences transformers has the unscaled (dynamic) or short (longrope) table, and here they are
-      scaled as well.
+      if the longest position of its call is max_positions - 1 (dynamic) or exceeds the original length (longrope);
+      for shorter sequences transformers uses the unscaled (dynamic) or short (longrope) table, and this class the
+      scaled one.
 
     Args:
         head_dim: Columns of a head.
-        max_positions: Rows of the tables: the longest sequence.
+        max_positions: Rows of the tables, the longest sequence.
         theta: The base of the frequencies.
-        scaling: None, or a mapping with "rope_type" ("type" in older configs; "su" is longrope) and what that needs;
-            other keys are not read.
+        scaling: None, or a mapping with "rope_type" ("type" in older configs; "su" is longrope) and its parameters;
+            other keys are ignored.
             default: nothing. linear: factor. dynamic: factor, original_max_position_embeddings.
             llama3: factor, low_freq_factor, high_freq_factor, original_max_position_embeddings.
-            yarn: original_max_position_embeddings; factor, if it is not max_positions divided by that; beta_fast (32),
+            yarn: original_max_position_embeddings; factor, unless it is max_positions divided by that; beta_fast (32),
             beta_slow (1), truncate (True), and attention_factor, or mscale and mscale_all_dim, or neither.
-            longrope: short_factor and long_factor (a number for each frequency), original_max_position_embeddings;
-            factor as for yarn; attention_factor, if it is not sqrt(1 + log(factor) / log(original)).
+            longrope: short_factor and long_factor (a number per frequency), original_max_position_embeddings;
+            factor as for yarn; attention_factor, unless it is sqrt(1 + log(factor) / log(original)).
             The attention factor of yarn and longrope multiplies cos and sin.
         partial: The share of head_dim that is rotated: R = int(head_dim * partial), even.
         interleaved: Pairs are columns 2i and 2i + 1 (GPT-J) instead of i and i + R/2.
-        dtype: Of the tables; torch's default if None.
-        device: Of the tables. On "meta" they are filled by reset_parameters(), after to_empty().
+        dtype: The tables' dtype; torch's default if None.
+        device: The tables' device. On "meta" they are filled by reset_parameters(), after to_empty().
 
     Attributes:
         cos: [max_positions, R/2], not saved with the model.
-        sin: The same.
+        sin: [max_positions, R/2], not saved with the model.
 
     Raises:
-        ValueError: For sizes below 1, an odd R, a theta that is not above 0, an unknown rope_type, a factor that is
-            missing or not what is said above.
+        ValueError: For sizes below 1, an odd R, a theta that is not above 0, an unknown rope_type, or a factor that is
+            missing or invalid.
 
     Source: Su et al., RoFormer, 2021, arXiv:2104.09864; Peng et al., YaRN, 2023, arXiv:2309.00071 (yarn, dynamic); Chen
         et al., Extending Context Window of Large Language Models via Positional Interpolation, 2023, arXiv:2306.15595
@@ -103,11 +103,11 @@ class RotaryEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Compute the tables anew, in their dtype and on their device."""
+        """Recompute the tables, in their dtype and on their device."""
         if self.cos.is_meta:
             return
         frequencies, factor = inverse_frequencies(self.rotated, self.max_positions, self.theta, self.scaling)
-        # On the CPU, so that all devices have the same bits.
+        # On the CPU, so that the bits are the same on all devices.
         angles = torch.arange(self.max_positions, device="cpu")[:, None].float() * frequencies
         self.cos.copy_(angles.cos() * factor)
         self.sin.copy_(angles.sin() * factor)
@@ -116,8 +116,8 @@ class RotaryEmbedding(nn.Module):
         """Rotate queries or keys.
 
         Args:
-            x: [S, H, head_dim] or [B, S, H, head_dim], of the tables' dtype, or a half type where they are float32;
-                stride 1 in the last dimension.
+            x: [S, H, head_dim] or [B, S, H, head_dim], of the tables' dtype, or a half type if they are float32; stride
+                1 in the last dimension.
             positions: [S] or [B, S] integers below max_positions.
 
         Returns:
@@ -134,20 +134,20 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """RotaryEmbedding's arguments from a model's config.json.
+    """Return RotaryEmbedding's arguments from a model's config.json.
 
-    Reads the spelling of transformers 5 (rope_parameters, with rope_theta and partial_rotary_factor in it) and that of
+    Reads the form of transformers 5 (rope_parameters, which contains rope_theta and partial_rotary_factor) and that of
     transformers 4 (rope_scaling with "rope_type" or "type"; rope_theta and partial_rotary_factor beside it). As in
-    transformers: head_dim is hidden_size / num_attention_heads where it is missing; theta is 10000 then; the original
-    length is the config's own original_max_position_embeddings, or else the one of the scaling, or else
-    max_position_embeddings (for dynamic always this).
+    transformers, a missing head_dim is hidden_size / num_attention_heads; a missing theta is 10000; the original length
+    is the config's original_max_position_embeddings, else the scaling's, else max_position_embeddings (for dynamic
+    always the last).
 
     Args:
         config: The mapping in config.json.
 
     Returns:
         head_dim, max_positions (max_position_embeddings), theta, scaling, partial. To serve longer or shorter
-        sequences, replace max_positions: the scaling has all it needs from the config.
+        sequences, replace max_positions: the scaling contains everything else that it needs from the config.
 
     Raises:
         ValueError: For an unknown rope_type, a factor that is missing or invalid, settings that differ by layer, or a
@@ -199,9 +199,9 @@ def inverse_frequencies(
 
     Args:
         columns: R, the columns that are rotated.
-        max_positions: The longest sequence, as RotaryEmbedding takes it.
+        max_positions: The longest sequence, as in RotaryEmbedding.
         theta: The base.
-        scaling: As RotaryEmbedding takes it, and valid.
+        scaling: As in RotaryEmbedding, already validated.
 
     Returns:
         ([R/2] float32 on the CPU, the attention factor).
@@ -214,7 +214,7 @@ def inverse_frequencies(
 
 
 def _powers(columns: int, theta: float | Tensor) -> Tensor:
-    """theta^(2i / R)."""
+    """Return theta^(2i / R) for each frequency i."""
     return theta ** (torch.arange(0, columns, 2, device="cpu").float() / columns)
 
 
@@ -230,13 +230,13 @@ def _dynamic(columns: int, max_positions: int, theta: float, scaling: Mapping[st
     factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
     if max_positions <= original:
         return _default(columns, max_positions, theta, scaling)
-    length = torch.tensor(max_positions, device="cpu")  # a tensor there too: float32 from here on
+    length = torch.tensor(max_positions, device="cpu")  # transformers has a tensor here too: float32 from here on
     stretched = theta * (factor * length / original - (factor - 1)) ** (columns / (columns - 2))
     return 1.0 / _powers(columns, stretched), 1.0
 
 
 def _llama3(columns: int, max_positions: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Interpolate long waves, keep short ones, and blend those between."""
+    """Interpolate long wavelengths, keep short ones, and blend those in between."""
     factor, low, high = (scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
     original = scaling["original_max_position_embeddings"]
     frequencies = 1.0 / _powers(columns, theta)
@@ -248,7 +248,7 @@ def _llama3(columns: int, max_positions: int, theta: float, scaling: Mapping[str
 
 
 def _yarn(columns: int, max_positions: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """From the pair that turns beta_fast times in the original length to that of beta_slow, ever more interpolated."""
+    """Interpolate gradually, from the pair that turns beta_fast times in the original length to that of beta_slow."""
     original = scaling["original_max_position_embeddings"]
     factor = _first(scaling.get("factor"), max_positions / original)
 
@@ -311,7 +311,7 @@ ALLOWED = {
 
 def _kind(scaling: Mapping[str, Any]) -> str:
     kind = _first(scaling.get("rope_type"), scaling.get("type"), "default")
-    return "longrope" if kind == "su" else kind  # its name in the first Phi-3 configs
+    return "longrope" if kind == "su" else kind  # the name in the first Phi-3 configs
 
 
 def _check_scaling(function: str, scaling: Mapping[str, Any], columns: int) -> None:
