@@ -1,6 +1,6 @@
 """Formats of quantized weights: how each is stored, made from full precision and multiplied.
 
-Each module of this package with a FORMAT is one (format.py says what it must do); a new file is a new format.
+Each module of this package that defines FORMAT is one (format.py has the interface): a new file is a new format.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ def _found() -> dict[str, Format]:
     return {one.name: one for one in sorted(formats, key=lambda one: (one.serves, one.order))}
 
 
-FORMATS = _found()  # by their names; of those that serve one `weights=`, the preferred one first
+FORMATS = _found()  # by name; of the formats with the same `serves`, the preferred one first
 
 
 def served() -> tuple[str, ...]:
-    """Return the names for which a device's best format is taken."""
+    """Return the `weights=` names that stand for the best format of a device."""
     return tuple(dict.fromkeys(one.serves for one in FORMATS.values()))
 
 
 def names() -> tuple[str, ...]:
-    """Return what `weights=` of a model may be, beside full precision: those, and one for each format alone."""
+    """Return the values of a model's `weights=` besides full precision: the served names, and each format's own."""
     return (*served(), *(one.exact or one.name for one in FORMATS.values()))
 
 
 def best(weights: str, device: torch.device | str) -> Format:
-    """Return the format to which models on a device are quantized for `weights=`.
+    """Return the format that models on a device are quantized to for `weights=`.
 
     Raises:
-        ValueError: For an unknown name, or one of a format whose kernels for that are on another device.
+        ValueError: For an unknown name, or a format that the device cannot quantize to.
     """
     for one in FORMATS.values():
         if weights in (one.serves, one.exact or one.name) and one.quantizes_on(torch.device(device)):
@@ -61,8 +61,8 @@ def best(weights: str, device: torch.device | str) -> Format:
 
 
 def respelled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a description that save_patched wrote, with the layers under "quantized" in every case."""
-    # Folders that were saved before version 0.1.0 spell it "quantised", and stay readable.
+    """Return the fields of a description that save_patched wrote, with "quantised" renamed to "quantized"."""
+    # Folders saved before version 0.1.0 spell it "quantised" and stay readable.
     return {"quantized" if name == "quantised" else name: value for name, value in fields.items()}
 
 

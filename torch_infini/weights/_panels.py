@@ -1,6 +1,6 @@
-"""Formats whose rows lie together in panels of 16, with a scale for each 16 columns.
+"""Formats that store rows in panels of 16, with a scale per 16 columns.
 
-They are quantized on the CPU and multiplied there and on CUDA.
+They are quantized on the CPU and multiplied on the CPU and on CUDA.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .format import Format, Integers, TensorSpec
 
 
 class PanelFormat(Format):
-    """Such a format: the ops infini::linear_NAME and infini::quantize_NAME."""
+    """A format of the ops infini::linear_NAME and infini::quantize_NAME."""
 
     panel = PANEL
     panels: Panels
@@ -24,7 +24,7 @@ class PanelFormat(Format):
         return backing_type(device) in ("cpu", "cuda")
 
     def quantizes_on(self, device: torch.device) -> bool:
-        # Emulated CUDA, whose tensors are on the CPU, takes CUDA's formats.
+        # Emulated CUDA, whose tensors are on the CPU, uses CUDA's formats.
         return self.serves_on(device) and backing_type(device) == "cpu" and not library.emulates_cuda()
 
     def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, TensorSpec]:

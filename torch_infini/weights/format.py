@@ -1,6 +1,6 @@
-"""Format: how the weight of a linear layer is kept as integers, and what can be done with it.
+"""Format: how the weight of a linear layer is stored as integers, and the operations on it.
 
-A format is a module of this package that has a FORMAT; layers of models and of patched models know no other way.
+A format is a module of this package that defines FORMAT; layers of models use quantized weights only through it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Integers(NamedTuple):
-    """A weight [n, k] as a format keeps it; `zeros` is there where a format has them."""
+    """The stored tensors of a weight [n, k]; `zeros` is None for formats without zeros."""
 
     weight: Tensor
     scales: Tensor
@@ -22,8 +22,8 @@ class Integers(NamedTuple):
 
 
 class TensorSpec(NamedTuple):
-    """Shape and dtype of a tensor; how many rows and columns of the weight an element of its first and second
-    dimension has."""
+    """Shape and dtype of a tensor, and how many rows and columns of the weight an element of its first and second
+    dimension stands for."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -35,13 +35,12 @@ class Format(ABC):
     """One format.
 
     Attributes:
-        name: In files, and of nn.Linear.
-        serves: What models call it, `weights=`, and other formats of its kind.
-        exact: What `weights=` is for this one alone; empty: its name.
-        order: Of those that serve one name, which is taken first where it quantizes.
-        groups: The sizes of groups that a file may name, preferred ones first; (0,) where there is no choice.
-        panel: Rows that lie together in memory. Weights become one by concatenation where all but the last have a
-            multiple of it.
+        name: In files, and nn.Linear's format.
+        serves: The `weights=` name that this format and its alternatives serve.
+        exact: The `weights=` name of this format alone; empty: its name.
+        order: The priority among formats with the same `serves`, if several can quantize.
+        groups: The group sizes that a file may name, preferred ones first; (0,) if there is no choice.
+        panel: Rows that are stored together. Weights can be concatenated if all but the last have a multiple of it.
     """
 
     name: str
@@ -52,11 +51,11 @@ class Format(ABC):
     panel: int = 1
 
     def serves_on(self, device: torch.device) -> bool:
-        """Whether a device has kernels for the product."""
+        """Return whether a device has kernels for the product."""
         return True
 
     def quantizes_on(self, device: torch.device) -> bool:
-        """Whether models on a device are quantized to it; others come there quantized."""
+        """Return whether weights on a device can be quantized to the format; others must already be quantized."""
         return self.serves_on(device)
 
     def group(self, k: int) -> int:
@@ -65,14 +64,14 @@ class Format(ABC):
 
     @abstractmethod
     def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
-        """Return what the tensors of a weight [n, k] are, by their names in Integers; dtype: that of activations."""
+        """Return the specs of a weight's tensors, by their names in Integers; dtype: that of activations."""
 
     @abstractmethod
     def quantize(self, weight: Tensor, to: Integers, first_row: int = 0) -> None:
-        """Quantize rows of a weight, [m, k] in full precision, to rows from first_row on.
+        """Quantize rows of a full-precision weight [m, k] to rows from first_row on.
 
         Raises:
-            ValueError: For infinity or NaN in it, or a device that has no kernels for that.
+            ValueError: If the weight holds infinity or NaN, or the device has no kernels for it.
         """
 
     @abstractmethod
@@ -83,18 +82,18 @@ class Format(ABC):
     def product(self, x: Tensor, by: Integers, bias: Tensor | None, same_bits: bool, out: Tensor | None) -> Tensor:
         """Multiply the rows of x [..., k] by the transposed weight, and add the bias.
 
-        The engine records its decode steps: there it may call ops of torch.ops.infini alone, and make views.
+        The engine records its decode steps, which may only contain ops of torch.ops.infini and views.
 
         Args:
             x: Activations.
             by: The weight.
             bias: [n], or None.
-            same_bits: A row's bits must not depend on the other rows.
+            same_bits: Whether a row's bits must not depend on the other rows.
             out: [..., n], written and returned; None: a new tensor.
         """
 
     def put(self, some: Tensor, first: int, to: Tensor, row: int, rows: int) -> None:
-        """Copy rows of the weight, as one of its tensors has them, from row `first` on to another's from `row` on.
+        """Copy rows of one of the weight's tensors, from `first` on, to another tensor's rows from `row` on.
 
         Threads may copy different rows at the same time.
         """
@@ -108,5 +107,5 @@ class Format(ABC):
         dtype: torch.dtype,
         new: Callable[[tuple[int, ...], torch.dtype], Tensor],
     ) -> Integers:
-        """Make the tensors of a weight by new(shape, dtype)."""
+        """Allocate the tensors of a weight by new(shape, dtype)."""
         return Integers(**{name: new(kind.shape, kind.dtype) for name, kind in self.kinds(n, k, group, dtype).items()})

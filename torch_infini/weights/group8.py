@@ -1,6 +1,6 @@
-"""group8: int8 with a scale for each 16 columns: 8.5 bits a weight. The op is infini::linear_group8.
+"""group8: int8 with a scale per 16 columns, 8.5 bits per weight. The op is infini::linear_group8.
 
-On the CPU it is what models take for weights="int8".
+Models on the CPU use it for weights="int8".
 """
 
 from __future__ import annotations

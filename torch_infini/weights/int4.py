@@ -1,4 +1,4 @@
-"""int4: a scale and a zero for each group of 64 (or 32) weights of a row. The op is infini::linear_int4."""
+"""int4: a scale and a zero per group of 64 (or 32) weights of a row. The op is infini::linear_int4."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Int4(Format):
         raise ValueError(f"be a multiple of {self.groups[-1]}, int4's smallest group")
 
     def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
-        # Scales of half precision: in float32 they would take a fifth of all memory.
+        # Scales in half precision, because float32 scales would take a fifth of the memory.
         of_group = TensorSpec((n, k // group), dtype, group)
         return {"weight": TensorSpec((n, k // 2), torch.uint8, 2), "scales": of_group, "zeros": of_group}
 

@@ -1,4 +1,4 @@
-"""int8: a scale for each row of the weight. The op is infini::linear_int8."""
+"""int8: a scale per row of the weight. The op is infini::linear_int8."""
 
 from __future__ import annotations
 

@@ -15,17 +15,17 @@ from ..ops import FLOATS
 
 GROUP_SIZES = (32, 64, 128)
 
-# CPU capabilities with products of int8: VNNI or SDOT.
+# CPU capabilities with int8 dot products: VNNI or SDOT.
 MULTIPLIES_INTEGERS = ("avx2_vnni", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon_dotprod", "neon_bf16")
 
 
-# With int8 weights, x is quantized from this many rows on. One row of bfloat16, 4096 -> 14336, takes 1700 us with x as
-# is, and 1835 us with x quantized (benchmarks/results/zen-5/quantized.csv).
+# With int8 weights, x is quantized from this many rows on. One row of bfloat16, 4096 -> 14336, takes 1700 us with x
+# unquantized, and 1835 us with x quantized (benchmarks/results/zen-5/quantized.csv).
 QUANTIZE_X_ROWS = 4
 
 
 def quantizes_x(x: Tensor, bits: int, *, same_bits: bool = False) -> bool:
-    """Return whether a layer with quantized weights quantizes x as well: `quantize_x` of linear_int8 and linear_int4.
+    """Return whether a layer with quantized weights quantizes x too: `quantize_x` of linear_int8 and linear_int4.
 
     It does on CPUs that multiply integers, where that is faster, with one exception: fewer than QUANTIZE_X_ROWS rows of
     x with int8 weights, where it is not faster and x would contribute most of the error. int4 weights have a larger
@@ -34,12 +34,12 @@ def quantizes_x(x: Tensor, bits: int, *, same_bits: bool = False) -> bool:
 
     Args:
         x: [..., k].
-        bits: Of the weights, 8 or 4.
-        same_bits: The layer promises that the bits of a row do not depend on the number of rows; then there is no
-            exception.
+        bits: Bits of the weights, 8 or 4.
+        same_bits: Whether the layer guarantees that the bits of a row do not depend on the number of rows; then there
+            is no exception.
 
     Raises:
-        ValueError: For other bits.
+        ValueError: For another number of bits.
     """
     if bits not in (4, 8):
         raise _fail("quantizes_x", "bits", "be 4 or 8", repr(bits))
@@ -62,13 +62,13 @@ def _check_weight(function: str, weight: Tensor) -> None:
 
 
 def _prepared(weight: Tensor) -> Tensor:
-    """Return the weight as the ops take it: stride 1 in a row, detached."""
+    """Return the weight in the form that the ops require: stride 1 in a row, detached."""
     weight = weight.detach()
     return weight if weight.stride(1) == 1 else weight.contiguous()
 
 
 def _check_finite(function: str, scales: Tensor) -> None:
-    """Raise if the weight has infinity or NaN, which show in the scales: no pass over the weight is needed."""
+    """Raise if the weight holds infinity or NaN. The scales show it, so no pass over the weight is needed."""
     if not scales.isfinite().all():
         raise _fail(function, "weight", "be finite", "infinity or NaN in it")
 
@@ -76,12 +76,12 @@ def _check_finite(function: str, scales: Tensor) -> None:
 def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Quantize a weight to int8 with one scale for each row, symmetrically.
 
-    scale = max |row| / 127 and q = round(row / scale), from -127 to 127; a row of zeros has scale 0. Then
-    row = q * scale to within scale / 2.
+    scale = max |row| / 127 and q = round(row / scale), from -127 to 127; a row of zeros has scale 0. So row = q * scale
+    to within scale / 2.
 
     Args:
         weight: [n, k] float32, bfloat16 or float16, finite.
-        out: (q, scales), written and returned: stride 1 in the last dimension, rows at any distance.
+        out: (q, scales), written and returned: stride 1 in the last dimension, any row stride.
 
     Returns:
         (q, scales): [n, k] int8, contiguous, and [n] float32. linear_int8 takes the rows without packing.
@@ -102,7 +102,7 @@ def dequantize_int8(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float3
     Args:
         q: [n, k] int8.
         scales: [n], any floating dtype.
-        dtype: Of the result.
+        dtype: The result's dtype.
 
     Returns:
         [n, k].
@@ -123,7 +123,7 @@ def quantize_int4(
     Args:
         weight: [n, k] float32, bfloat16 or float16, finite; k a multiple of group_size.
         group_size: 32, 64 or 128.
-        out: (packed, scales, zeros), written and returned: stride 1 in the last dimension, rows at any distance.
+        out: (packed, scales, zeros), written and returned: stride 1 in the last dimension, any row stride.
 
     Returns:
         (packed, scales, zeros): [n, k / 2] uint8 as pack_int4 makes it, [n, k / group_size] and [n, k / group_size],
@@ -193,8 +193,8 @@ def dequantize_int4(
     Args:
         packed: [n, k / 2] uint8, from pack_int4 or quantize_int4.
         scales: [n, k / group], any floating dtype.
-        zeros: The same, or None for no zeros.
-        dtype: Of the result.
+        zeros: [n, k / group], or None for no zeros.
+        dtype: The result's dtype.
 
     Returns:
         [n, k].

@@ -1,6 +1,6 @@
-"""table4: 4-bit indices into a table, a scale for each 16 columns: 4.5 bits a weight. The op is infini::linear_table4.
+"""table4: 4-bit indices into a table, a scale per 16 columns: 4.5 bits per weight. The op is infini::linear_table4.
 
-On the CPU it is what models take for weights="int4": at as many bits its error is 0.7 of int4's.
+Models on the CPU use it for weights="int4": with as many bits its error is 0.7 of int4's.
 """
 
 from __future__ import annotations
