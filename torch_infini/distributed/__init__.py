@@ -1,7 +1,7 @@
 """The backend "infiniccl" of torch.distributed, groups for collective ops, and the tensor-parallel group of a model.
 
-`import torch_infini` is enough for torch.distributed.init_process_group("infiniccl"); docs/distributed.md says what it
-chooses and guarantees. The backend is imported when the first group is made.
+`import torch_infini` suffices for torch.distributed.init_process_group("infiniccl"); docs/distributed.md documents
+choices and guarantees. The backend is imported when the first group is made.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """InfiniProcessGroup: the process group that init_process_group("infiniccl") makes.
 
-CPU tensors of ranks on one machine go through libinfiniccl's shared memory; what that has no kernel for (point to
-point with its tags, all-to-all, gather, scatter, reduce, bitwise reductions, sparse tensors) and ranks on several
-machines through a Gloo group, CUDA tensors through an NCCL group. torch has no stable C++ interface for backends: this
-is a Python subclass of torch's ProcessGroup, whose virtual functions C++ callers (DDP's reducer, functional
-collectives) reach by its trampoline. What is not overridden here goes, as in every process group, to the backend that
-is registered for the tensors' device. Tensors on infini are served as what backs them, in place.
+CPU tensors of ranks on one machine use libinfiniccl's shared memory. Operations that it lacks (point to point with
+tags, all-to-all, gather, scatter, reduce, bitwise reductions, sparse tensors), and ranks on several machines, use a
+Gloo group; CUDA tensors use an NCCL group. torch has no stable C++ interface for backends: this is a Python subclass of
+torch's ProcessGroup, whose virtual functions C++ callers (DDP's reducer, functional collectives) reach by its
+trampoline. Functions that are not overridden here call, as in every process group, the backend registered for the
+tensors' device. Tensors on infini are handled as tensors of the backing device, in place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .work import DoneWork, InfiniWork, WorkThread, tensors_in, together
 
 _REDUCIBLE = frozenset(dtype for dtype in DTYPES if not dtype.is_complex)
 _MEANS = frozenset(dtype for dtype in _REDUCIBLE if dtype.is_floating_point)
-# By torch's number of a reduction, its hash: as a key itself it costs microseconds. The reduction, and its dtypes.
+# Keyed by torch's number of a reduction, its hash: the object itself as a key costs microseconds. Values: the
+# reduction, and its dtypes.
 _REDUCTIONS = {
     hash(dist.ReduceOp.SUM): (ReduceOp.SUM, _REDUCIBLE),
     hash(dist.ReduceOp.PRODUCT): (ReduceOp.PROD, _REDUCIBLE),
@@ -37,11 +38,12 @@ _REDUCTIONS = {
     hash(dist.ReduceOp.AVG): (ReduceOp.AVG, _MEANS),
 }
 _DONE = DoneWork()
-_WITHOUT_FUTURE = ("send", "recv", "recv_anysource", "_reduce_scatter_base", "reduce_scatter")  # of Gloo's works
+# Calls whose works from Gloo have no future.
+_WITHOUT_FUTURE = ("send", "recv", "recv_anysource", "_reduce_scatter_base", "reduce_scatter")
 
 
 def _element(tensor: Tensor) -> tuple[int, int]:
-    """Return (elements, infiniDtype_t) of data that is only moved; dtypes that libinfiniccl lacks go as bytes."""
+    """Return (elements, infiniDtype_t) of data that is only moved; dtypes that libinfiniccl lacks are sent as bytes."""
     code = DTYPES.get(tensor.dtype)
     return (tensor.numel(), code) if code is not None else (tensor.nbytes, DTYPES[torch.uint8])
 
@@ -56,12 +58,12 @@ def _contiguous_like(out: Tensor) -> Tensor:
 
 
 class InfiniProcessGroup(dist.ProcessGroup):
-    """One rank's place in a group. Made by torch.distributed; used through it.
+    """One rank of a group. Created by torch.distributed and used through it.
 
     A call without async_op runs on the calling thread, without the GIL, and is done on return. Calls with async_op, and
-    those of DDP and of functional collectives, run on the group's own thread in the order in which they came; a
-    synchronous call that finds this thread busy is queued there too. So the ranks only have to make their calls on a
-    group in the same order, and a rank that waits in a receive has its collectives run meanwhile.
+    those of DDP and of functional collectives, run on the group's thread in call order; a synchronous call made while
+    this thread is busy is queued there too. So the ranks only have to make their calls on a group in the same order,
+    and the collectives of a rank that waits in a receive run meanwhile.
 
     Attributes:
         timeout: How long a call may wait for the other ranks, a timedelta.
@@ -100,10 +102,10 @@ class InfiniProcessGroup(dist.ProcessGroup):
         )
 
     def _register_gloo(self, options: Any) -> None:
-        ProcessGroupGloo: Any = dist.ProcessGroupGloo  # whose stub lacks _Options
+        ProcessGroupGloo: Any = dist.ProcessGroupGloo  # the stub lacks _Options
         settings = ProcessGroupGloo._Options()
-        # Its ranks connect when they first need each other: where all goes by shared memory, never.
-        # Its interfaces are those that torch's own Gloo takes.
+        # Its ranks connect at the first use: if everything goes through shared memory, never. It accepts the same
+        # interface settings as torch's own Gloo.
         make, interfaces = ProcessGroupGloo.create_device, os.environ.get("GLOO_SOCKET_IFNAME")
         settings._devices = (
             [make(interface=name, lazy_init=True) for name in interfaces.split(",")]
@@ -113,7 +115,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         self._register("cpu", "gloo/", ProcessGroupGloo, settings, options)
 
     def _register(self, device: str, prefix: str, backend: Any, settings: Any, options: Any) -> None:
-        """Make a backend of torch's own for tensors on a device."""
+        """Create one of torch's own backends for tensors on a device."""
         settings._timeout = options.timeout
         settings.global_ranks_in_group = options.global_ranks_in_group
         settings.group_name = options.group_id
@@ -135,8 +137,8 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def _delegate(self, name: str, results: Any, *arguments: Any) -> Any:
         """Call a function of the Gloo or NCCL backend of the results' device; return its work.
 
-        Not super(): the trampoline of a virtual function holds the GIL when it calls torch's own, and would deadlock
-        with Gloo's threads, which hold the lock that it waits for and take the GIL to release tensors.
+        Not super(): the trampoline of a virtual function holds the GIL while it calls torch's own, and would deadlock
+        with Gloo's threads, which hold the lock it waits for and take the GIL to release tensors.
         """
         device = tensors_in(results)[0].device
         function = getattr(self._get_backend(torch.device(backing_type(device))), name)
@@ -154,7 +156,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         return self._communicator is not None and all(on_cpu(t) and t.layout is strided for t in tensors)
 
     def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> ReduceOp | None:
-        """Return the reduction, or None if libinfiniccl does not serve it for these tensors."""
+        """Return the reduction, or None if libinfiniccl does not support it for these tensors."""
         op, dtypes = _REDUCTIONS.get(hash(opts.reduceOp), (None, _REDUCIBLE))
         if self._communicator is None:
             return None
@@ -211,8 +213,8 @@ class InfiniProcessGroup(dist.ProcessGroup):
         if dense is not out:
             out.detach().copy_(dense)
 
-    # ---- what torch.distributed, DDP and functional collectives call ----
-    # Ignored: torch's stubs give some of them overloads for callers of other types, which its own callers never use.
+    # ---- called by torch.distributed, DDP and functional collectives ----
+    # Type errors are ignored: torch's stubs give some functions overloads for callers that torch itself does not have.
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _arguments(tensors, opts, dist.AllreduceOptions)
@@ -298,7 +300,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:  # type: ignore[override]
         opts = opts if opts is not None else dist.BarrierOptions()
         gpu = torch.device("cuda")
-        if self._communicator is None or gpu in self._device_types:  # on GPUs a barrier waits for streams too
+        if self._communicator is None or gpu in self._device_types:  # on GPUs a barrier also waits for streams
             backend: Any = self._get_backend(gpu if gpu in self._device_types else torch.device("cpu"))
             return backend.barrier(opts)
         all_reduce = self._communicator.all_reduce
@@ -318,7 +320,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         opts = opts if opts is not None else dist.AllToAllOptions()
         return self._delegate("alltoall_base", [output], output, input, output_sizes, input_sizes, opts)
 
-    # torch's own would ask for a backend of the tensors' device, and infini has none of its own.
+    # torch's own would need a backend of the tensors' device; infini has none.
 
     def reduce(self, tensors: Any, *settings: Any) -> Any:
         return self._delegate("reduce", tensors, tensors, *settings)
@@ -335,7 +337,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> Any:
         return self._delegate("recv_anysource", tensors, tensors, tag)
 
-    # The names that torch had for them before 2.13.
+    # torch's names for them before 2.13.
     alltoall_base = all_to_all_single  # type: ignore[assignment]
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -345,14 +347,14 @@ class InfiniProcessGroup(dist.ProcessGroup):
     # ---- the end ----
 
     def set_timeout(self, timeout: Any) -> None:
-        """Set how long calls may wait from now on, a timedelta."""
+        """Set how long later calls may wait, a timedelta."""
         self.timeout = timeout
         if self._communicator is not None:
             self._communicator.set_timeout(timeout.total_seconds())
         super().set_timeout(timeout)
 
     def abort(self) -> None:
-        """Abort the group on all ranks; calls that wait return with an error."""
+        """Abort the group on all ranks; waiting calls return with an error."""
         if self._communicator is not None:
             self._communicator.abort()
         super().abort()
@@ -367,14 +369,14 @@ class InfiniProcessGroup(dist.ProcessGroup):
 
 
 def _unwrapped(argument: Any) -> Any:
-    """Return tensors, also in nested lists, as they are on the backing device; other arguments as they are."""
+    """Return tensors, also in nested lists, as tensors on the backing device; other arguments unchanged."""
     if isinstance(argument, list):
         return [_unwrapped(part) for part in argument]
     return unwrap(argument) if isinstance(argument, Tensor) else argument
 
 
 def _for_each(function: Callable[..., None], *columns: Sequence[Any]) -> None:
-    """Call a function with the elements of each row of some columns."""
+    """Call a function with the elements of each row of several columns."""
     for row in zip(*columns, strict=True):
         function(*row)
 

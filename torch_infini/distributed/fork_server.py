@@ -1,8 +1,8 @@
-"""fork_server: the program of a helper process that has torch and forks a worker for each request.
+"""fork_server: the program of a helper process that has imported torch and forks a worker per request.
 
-An import of torch takes over a second, a fork 20 ms. The caller itself must not be forked for each worker: once it
-computes, its threads may hold locks, and OpenMP's pool does not survive in a child. This process computes nothing and
-has one thread. worker_process.py starts it.
+An import of torch takes over a second, a fork 20 ms. The caller itself must not be forked: once it computes, its
+threads may hold locks, and OpenMP's pool does not survive in a child. This process computes nothing and has one thread.
+worker_process.py starts it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ run_alone(int(sys.argv[2]), int(sys.argv[3]))
 
 
 def main(descriptor: int) -> None:
-    """Serve requests until the process that makes them ends.
+    """Serve requests until the requesting process ends.
 
     Args:
-        descriptor: Of a socket; every byte that comes is a request, and brings DESCRIPTORS descriptors.
+        descriptor: A socket. Each received byte is a request and carries DESCRIPTORS file descriptors.
     """
-    gc.freeze()  # a collection in a worker would copy every page of what was imported
+    gc.freeze()  # a collection in a worker would copy every page of the imported modules
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is for the workers' parent; later workers are forked from here
@@ -47,7 +47,7 @@ def main(descriptor: int) -> None:
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
     selector.register(ended, selectors.EVENT_READ)
-    pipes: dict[int, int] = {}  # by the worker's pid
+    pipes: dict[int, int] = {}  # by worker pid
     while True:
         for key, _ in selector.select():
             if key.fileobj is ended:
@@ -59,7 +59,7 @@ def main(descriptor: int) -> None:
                 os._exit(0)
             worker, pipe, *rest = descriptors
             pid = _fork(worker, *rest) if _threads() == 1 else _spawn(worker, *rest)
-            if pid == 0:  # the worker; it never returns to the loop
+            if pid == 0:  # the worker, which never returns to the loop
                 selector.close()
                 for end in (requests, ended, wakeup):
                     end.close()
@@ -69,12 +69,12 @@ def main(descriptor: int) -> None:
             for number in (worker, *rest):
                 os.close(number)
             pipes[pid] = pipe
-            with suppress(OSError):  # nobody reads it any more
+            with suppress(OSError):  # nobody reads the pipe any more
                 os.write(pipe, NUMBER.pack(pid))
 
 
 def _threads() -> int:
-    """Return the number of this process's threads: one, unless what was imported started others."""
+    """Return the number of this process's threads: one, unless an imported module has started others."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -92,7 +92,7 @@ def _fork(worker: int, folder: int, out: int, err: int) -> int:
 
 
 def _spawn(worker: int, folder: int, out: int, err: int) -> int:
-    """Start a worker that imports everything itself, where a fork could meet a lock that another thread holds."""
+    """Start a worker that imports everything itself, because a fork might copy a lock that another thread holds."""
     os.set_inheritable(worker, True)
     os.set_inheritable(folder, True)
     command = [sys.executable, "-c", _ALONE, json.dumps(sys.path), str(worker), str(folder)]
@@ -106,14 +106,14 @@ def run_alone(worker: int, folder: int) -> None:
 
 
 def _run(worker: int, folder: int) -> None:
-    """Run a worker and end the process, without the half second in which the interpreter would take torch apart."""
+    """Run a worker and end the process without the half second that finalizing torch would take."""
     status = 1
     try:
         gc.enable()
         os.fchdir(folder)
         os.close(folder)
         status = worker_main.main(worker)
-    except KeyboardInterrupt:  # rank 0's process got it too, and says so
+    except KeyboardInterrupt:  # rank 0's process got it too, and reports it
         status = 130
     except BaseException:
         traceback.print_exc()
@@ -125,7 +125,7 @@ def _run(worker: int, folder: int) -> None:
 
 
 def _reap(pipes: dict[int, int]) -> None:
-    """Tell the exit status of every worker that has ended, a signal's number below 0."""
+    """Report the exit status of every worker that has ended; a signal's number is negative."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""communicator: a number for a process group, which torch.ops.infini.all_reduce and the other collectives take.
+"""communicator: the number of a process group, for torch.ops.infini.all_reduce and the other collectives.
 
 csrc/torch/groups.h has the table of numbers, csrc/torch/collectives_torch.cpp the ops.
 """
@@ -19,7 +19,7 @@ from .._core.library import PATH, RUNTIME
 from .libinfiniccl import CPU, DTYPES, NVIDIA, Communicator, ReduceOp
 from .transport import choose, shared_unique_id
 
-SELF = 0  # this process by itself
+SELF = 0  # the group of this process alone
 
 _Function = ctypes.CFUNCTYPE(
     ctypes.c_int,  # infiniStatus_t
@@ -37,7 +37,7 @@ _remove.argtypes, _remove.restype = [ctypes.c_int64], None
 
 
 def number_of(communicator: Communicator, size: int) -> int:
-    """Register a communicator of `size` ranks; its number is valid as long as the object lives."""
+    """Register a communicator of `size` ranks. Its number is valid as long as the object lives."""
     number: int = _add(size, communicator.handle, _Function())
     weakref.finalize(communicator, _remove, number).atexit = False
     return number
@@ -48,10 +48,11 @@ _TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 
 
 def _by_torch(group: Any) -> Callable[..., int]:
-    """Make the collectives from the group's own functions, for ranks that share no memory: csrc/torch/groups.h.
+    """Make a function that runs the collectives by the group's own, for ranks that share no memory
+    (csrc/torch/groups.h).
 
-    Data that is only moved goes as bytes, because Gloo does not know all dtypes. Gloo gets tensors with memory of their
-    own, because its threads may hold them after the call.
+    Data that is only moved is sent as bytes, because Gloo does not know all dtypes. Gloo gets tensors with separate
+    memory, because its threads may hold them after the call.
     """
     dist = torch.distributed
     size, me = group.size(), group.rank()
@@ -87,7 +88,7 @@ def _by_torch(group: Any) -> Callable[..., int]:
     def reduce_scatter(send: int | None, nbytes: int, dtype: torch.dtype, op: int) -> Tensor:
         return all_reduce(send, size * nbytes, dtype, op).chunk(size)[me] if nbytes else torch.empty(0)
 
-    functions = (all_reduce, broadcast, all_gather, reduce_scatter)  # by Collective's numbers
+    functions = (all_reduce, broadcast, all_gather, reduce_scatter)  # indexed by Collective
 
     def function(kind: int, send: int | None, recv: int | None, count: int, number: int, parameter: int) -> int:
         try:
@@ -96,7 +97,7 @@ def _by_torch(group: Any) -> Callable[..., int]:
                 result = functions[kind](send, count * dtype.itemsize, dtype, parameter)
             if result.nbytes:
                 ctypes.memmove(recv or 0, result.data_ptr(), result.nbytes)
-        except Exception as error:  # nothing may be thrown through C
+        except Exception as error:  # no exception may pass through C
             RUNTIME.infinirtSetLastErrorMessage(str(error).encode())
             return _INTERNAL_ERROR
         return 0
@@ -105,7 +106,7 @@ def _by_torch(group: Any) -> Callable[..., int]:
 
 
 class Number:
-    """An entry of the table of numbers, with its communicator or function."""
+    """An entry of the number table, with its communicator or function."""
 
     def __init__(self, group: Any, kind: str) -> None:
         self.group = group
@@ -121,7 +122,7 @@ class Number:
             self._communicator = Communicator(size, unique, rank, device_type, device_id, timeout.total_seconds())
         else:
             function = _Function(_by_torch(group))
-        self._function = function  # which C calls
+        self._function = function  # kept alive, because C calls it
         self.value: int = _add(size, self._communicator and self._communicator.handle, function)
 
     def destroy(self) -> None:
@@ -131,21 +132,21 @@ class Number:
 
 
 _lock = threading.Lock()
-_numbers: dict[tuple[str, str], Number] = {}  # by the group's name and the type of device
+_numbers: dict[tuple[str, str], Number] = {}  # by group name and device type
 
 
 def communicator(group: Any = None, device: str | torch.device = "cpu") -> int:
     """Return the number of a process group for torch.ops.infini's collective ops.
 
-    The first call for a group and a type of device makes a communicator beside the one that torch.distributed uses, so
-    that ops are not ordered with torch.distributed's calls; all ranks of the group must make it. Later calls return the
-    same number until the group is destroyed. On the CPU the ranks share memory, or use the group's own collectives
-    where they cannot (torch_infini.distributed.transport); on CUDA they use NCCL, on the rank's current device.
+    The first call for a group and device type creates a communicator besides torch.distributed's own, so ops are not
+    ordered with torch.distributed's calls; all ranks of the group must make it. Later calls return the same number
+    until the group is destroyed. On the CPU the ranks share memory, or use the group's own collectives if they cannot
+    (torch_infini.distributed.transport); on CUDA they use NCCL, on the rank's current device.
 
     Args:
-        group: A process group of any backend; None: the default one, or this process by itself where
-            torch.distributed is not initialised.
-        device: "cpu" or "cuda", or "infini", which is its backing: where the ops' tensors lie.
+        group: A process group of any backend; None: the default group, or this process alone if torch.distributed is
+            not initialized.
+        device: The device of the ops' tensors: "cpu", "cuda", or "infini", which means its backing device.
 
     Returns:
         A number above 0; 0 for a single rank.
@@ -174,7 +175,7 @@ def communicator(group: Any = None, device: str | torch.device = "cpu") -> int:
     with _lock:
         key = (group.group_name, kind)
         known = _numbers.get(key)
-        if known is None or known.group is not group:  # another of the same name, made after that one was destroyed
+        if known is None or known.group is not group:  # a new group of the same name, after the old one was destroyed
             if known is not None:
                 known.destroy()
             known = _numbers[key] = Number(group, kind)

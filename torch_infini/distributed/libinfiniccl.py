@@ -1,6 +1,6 @@
-"""ctypes bindings of libinfiniccl: communicators and collectives on addresses.
+"""ctypes bindings of libinfiniccl: communicators, and collectives on addresses.
 
-Failures are RuntimeErrors; csrc/include/infiniccl.h says what each function does. A call without a stream runs on the
+Failures raise RuntimeError; csrc/include/infiniccl.h documents each function. A call without a stream runs on the
 calling thread, without the GIL, and is done on return.
 """
 
@@ -54,25 +54,25 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 def unique_id(device_type: int = CPU) -> bytes:
-    """128 bytes, new, for Communicator on every rank."""
+    """Return a new 128-byte id, for Communicator on every rank."""
     made = ctypes.create_string_buffer(128)
     _call("GetUniqueId", device_type, made)
     return made.raw
 
 
 class Communicator:
-    """One rank's place among all ranks; the garbage collector, or destroy(), ends it.
+    """One rank's communicator; destroy() or garbage collection ends it.
 
     Args:
-        ranks: How many there are.
-        unique: What unique_id() gave, the same on all ranks.
+        ranks: The number of ranks.
+        unique: The result of unique_id(), the same on all ranks.
         rank: 0 to ranks - 1.
         device_type: infiniDevice_t.
         device_id: The rank's device.
-        timeout: How long this and later waits may last, in seconds; None: $INFINI_CCL_TIMEOUT, else 300.
+        timeout: How long this and later waits may take, in seconds; None: $INFINI_CCL_TIMEOUT, else 300.
 
     Raises:
-        RuntimeError: As infinicclCommInitRank fails: a rank does not come, memory is short, arguments are wrong.
+        RuntimeError: If infinicclCommInitRank fails: a rank does not join, memory is short, or arguments are wrong.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Communicator:
 
     @classmethod
     def all(cls, ranks: int, device_type: int = CPU, device_ids: Sequence[int] | None = None) -> list[Communicator]:
-        """The communicators of all ranks, for threads, or streams, of this process."""
+        """Create the communicators of all ranks, for threads or streams of this process."""
         handles = (ctypes.c_void_p * ranks)()
         devices = None if device_ids is None else (ctypes.c_int * ranks)(*device_ids)
         _call("CommInitAll", device_type, handles, ranks, devices)
@@ -102,11 +102,11 @@ class Communicator:
 
     @property
     def handle(self) -> int | None:
-        """Its infinicclComm_t; None after destroy()."""
+        """The infinicclComm_t; None after destroy()."""
         return self._handle
 
     def set_timeout(self, timeout: float | None) -> None:
-        """How long waits may last from now on, in seconds; None: the default."""
+        """Set how long later waits may take, in seconds; None: the default."""
         _call("CommSetTimeout", self._handle, _milliseconds(timeout))
 
     def abort(self) -> None:
@@ -114,7 +114,7 @@ class Communicator:
         _call("CommAbort", self._handle)
 
     def destroy(self) -> None:
-        """End it; again does no harm."""
+        """Destroy the communicator. Repeated calls do nothing."""
         self._handle = None
         self._end()
 
@@ -123,30 +123,30 @@ class Communicator:
         self._end = weakref.finalize(self, _call, "CommDestroy", handle)
 
     def all_reduce(self, send: int, recv: int, count: int, dtype: int, op: int, stream: int | None = None) -> None:
-        """recv[i] = the reduction over all ranks of send[i]. Here and below: addresses, and infiniDtype_t."""
+        """Set recv[i] to the reduction over all ranks of send[i]. Arguments are addresses and infiniDtype_t."""
         _call("AllReduce", send, recv, count, dtype, op, self._handle, stream)
 
     def broadcast(self, send: int, recv: int, count: int, dtype: int, root: int, stream: int | None = None) -> None:
-        """recv = the root's send."""
+        """Set recv to the root's send."""
         _call("Broadcast", send, recv, count, dtype, root, self._handle, stream)
 
     def all_gather(self, send: int, recv: int, count: int, dtype: int, stream: int | None = None) -> None:
-        """recv[rank * count + i] = the rank's send[i]."""
+        """Set recv[rank * count + i] to the rank's send[i]."""
         _call("AllGather", send, recv, count, dtype, self._handle, stream)
 
     def reduce_scatter(self, send: int, recv: int, count: int, dtype: int, op: int, stream: int | None = None) -> None:
-        """recv[i] = the reduction over all ranks of send[rank * count + i]."""
+        """Set recv[i] to the reduction over all ranks of send[rank * count + i]."""
         _call("ReduceScatter", send, recv, count, dtype, op, self._handle, stream)
 
     def send(self, send: int, count: int, dtype: int, peer: int, stream: int | None = None) -> None:
-        """To another rank, which calls recv."""
+        """Send to another rank, which calls recv."""
         _call("Send", send, count, dtype, peer, self._handle, stream)
 
     def recv(self, recv: int, count: int, dtype: int, peer: int, stream: int | None = None) -> None:
-        """From another rank, which calls send."""
+        """Receive from another rank, which calls send."""
         _call("Recv", recv, count, dtype, peer, self._handle, stream)
 
 
 def _milliseconds(timeout: float | None) -> int:
-    """0 stands for the default."""
+    """Convert seconds; 0 means the default."""
     return 0 if timeout is None else max(1, round(timeout * 1000)) if timeout > 0 else -1

@@ -28,8 +28,8 @@ class TPGroup:
     Attributes:
         rank: This process's rank, 0 to size - 1.
         size: The number of ranks.
-        group: The number that torch.ops.infini.all_reduce knows the group by (torch_infini.distributed.communicator).
-        workers: The processes of the other ranks, if this process started them and has to send them every call.
+        group: The group's number for torch.ops.infini.all_reduce (torch_infini.distributed.communicator).
+        workers: The processes of the other ranks, if this process started them and must send them every call.
 
     Source: Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism, 2019,
         arXiv:1909.08053.
@@ -59,7 +59,7 @@ class TPGroup:
         return self.rank * number, number
 
     def shard_or_replicate(self, what: str, count: int) -> tuple[int, int]:
-        """Like shard, but replicate items where there are fewer of them than ranks: each rank then has one item."""
+        """Like shard, but if there are fewer items than ranks, replicate them: each rank then has one item."""
         if count < self.size:
             if self.size % count:
                 raise ValueError(
@@ -86,7 +86,7 @@ class TPGroup:
         """Concatenate the ranks' x [n, most] along the columns and keep the first `columns`.
 
         Returns:
-            [n, columns], in `out` where it is given.
+            [n, columns], in `out` if it is given.
         """
         n, most = x.shape
         parts = torch.ops.infini.all_gather.default(x, self.group, self.size).view(self.size, n, most)
@@ -125,7 +125,7 @@ class TPGroup:
 
 
 class _StartingTPGroup(TPGroup):
-    """The group of rank 0, whose workers may still be starting: its number waits for them."""
+    """The group of rank 0 whose workers may still be starting; reading its number waits for them."""
 
     workers: Workers
 
@@ -142,13 +142,12 @@ def init_tp_group(size: int, device: torch.device | str = "cpu") -> TPGroup:
 
     Args:
         size: The number of ranks.
-        device: The device of this rank's shard; on CUDA the ranks must be torchrun's processes.
+        device: The device of this rank's shard; with CUDA the ranks must be torchrun's processes.
 
     Returns:
-        Under torchrun, with `size` processes, their group; all of them make the same calls. Otherwise this process is
-        rank 0 and starts the other ranks as workers; the ranks divide this process's threads among themselves. Workers
-        start while the caller goes on; the first collective waits for them, and raises RuntimeError if one does not
-        come.
+        Under torchrun with `size` processes, their group; all of them make the same calls. Otherwise this process is
+        rank 0 and starts the other ranks as workers; all ranks together use this process's number of threads. Workers
+        start in the background; the first collective waits for them, and raises RuntimeError if one fails to start.
 
     Raises:
         ValueError: For a size below 2, under torchrun a size other than its number of processes, or CUDA without

@@ -1,6 +1,6 @@
-"""The transport of a group's CPU tensors: shared memory where all ranks run on one machine, else Gloo.
+"""The transport of a group's CPU tensors: shared memory if all ranks run on one machine, else Gloo.
 
-INFINI_CCL overrides the choice; the ranks exchange where they run through the group's store.
+INFINI_CCL overrides the choice. The ranks exchange their machines through the group's store.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .libinfiniccl import CPU, unique_id
 
 LOGGER = logging.getLogger("torch_infini.distributed")
 CHOICES = ("auto", "shm", "gloo", "nccl")
-MOST_RANKS = 64  # that share memory: csrc/include/infiniccl.h
+MOST_RANKS = 64  # ranks that can share memory, at most: csrc/include/infiniccl.h
 
 
 @dataclass(frozen=True)
 class Transport:
-    """The transport of a group's CPU tensors ("shm", "gloo", or "none" where INFINI_CCL=nccl) and the reason."""
+    """The transport of a group's CPU tensors ("shm", "gloo", or "none" if INFINI_CCL=nccl) and the reason."""
 
     name: str
     reason: str
@@ -38,7 +38,7 @@ def wanted() -> str:
 
 
 def machine() -> str:
-    """Return a string that is equal for processes that can share memory and notice each other's end."""
+    """Return a string that is equal for processes that can share memory and detect each other's end."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     memory = Path("/dev/shm")
     if not (boot.exists() and memory.is_dir()):

@@ -1,4 +1,4 @@
-"""InfiniWork: the result of an asynchronous collective; WorkThread: the thread that runs a group's in order."""
+"""InfiniWork: the result of an asynchronous collective; WorkThread: runs a group's collectives in order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.futures import Future
 
 from .._core.devices import INFINI
 
-NO_TIMEOUT = timedelta(0)  # torch's own word for it, kNoTimeout
+NO_TIMEOUT = timedelta(0)  # torch's kNoTimeout
 
 
 class InfiniWork(torch.distributed.Work):
     """The result of a collective on a group's thread.
 
-    wait() raises what the collective raised. The value of get_future() is the list of tensors that hold the result; it
-    fails as wait() does, in C++ too, where DDP's reducer waits for it.
+    wait() raises the exception of the collective. The value of get_future() is the list of result tensors; it fails as
+    wait() does, in C++ too, where DDP's reducer waits for it.
     """
 
     def __init__(self, results: list[Any]) -> None:
@@ -31,10 +31,10 @@ class InfiniWork(torch.distributed.Work):
         self._results = results
         self._error: BaseException | None = None
         self.ended = threading.Event()
-        # torch's futures carry tensors of the CPU and of the devices that they are told.
+        # torch's futures carry tensors of the CPU and of the listed devices.
         devices: list[int | str | torch.device] = [*{x.device for x in tensors_in(results) if x.device.type == INFINI}]
         self._trigger: Future[None] = Future(devices=devices) if devices else Future()
-        # An error set by Future.set_exception is one for Python alone; what a callback raises is one for C++ too.
+        # An exception set by Future.set_exception is visible to Python only; one that a callback raises, to C++ too.
         self._future = self._trigger.then(lambda _: self.result())
 
     def finish(self, error: BaseException | None = None) -> None:
@@ -44,7 +44,7 @@ class InfiniWork(torch.distributed.Work):
         self._trigger.set_result(None)
 
     def follow(self, future: Future[Any]) -> None:
-        """Complete the work as another's future ended."""
+        """Complete the work with the result of another work's future."""
         try:
             future.value()
         except BaseException as error:
@@ -96,7 +96,7 @@ class DoneWork(torch.distributed.Work):
 
 
 class Works(torch.distributed.Work):
-    """Several works as one."""
+    """Several works combined."""
 
     def __init__(self, works: list[Any]) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def together(works: Iterable[Any]) -> Any:
     return known[0] if len(known) == 1 else Works(known)
 
 
-_PATIENCE = 2.0  # seconds, at the program's end, for collectives that other ranks may never join
+_PATIENCE = 2.0  # seconds to wait, at the program's end, for collectives that other ranks may never join
 
 
 class WorkThread:
@@ -131,17 +131,18 @@ class WorkThread:
         self._queue: SimpleQueue[tuple[Callable[[], object], InfiniWork] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._last: threading.Event | None = None  # of the last work: that itself would keep its tensors
+        self._last: threading.Event | None = None  # of the last work; the work itself would keep its tensors alive
 
     def idle(self) -> bool:
-        """Return whether no function waits or runs."""
+        """Return whether no function is queued or running."""
         return self._last is None or self._last.is_set()
 
     def submit(self, function: Callable[[], object], results: list[Any]) -> InfiniWork:
         work = InfiniWork(results)
         with self._lock:
             if self._thread is None:
-                # A daemon: a program that ends without destroying its groups does not wait for ranks that never come.
+                # A daemon, so that a program that ends without destroying its groups does not wait for ranks that never
+                # join.
                 self._thread = threading.Thread(target=_run, args=(self._queue,), name=self._name, daemon=True)
                 self._thread.start()
                 _started.add(self)
@@ -177,4 +178,4 @@ def _run(queue: SimpleQueue[tuple[Callable[[], object], InfiniWork] | None]) -> 
                 work.finish(error)
             else:
                 work.finish()
-            del item, function, work  # and with them the tensors
+            del item, function, work  # releases their tensors too

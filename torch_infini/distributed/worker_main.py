@@ -19,15 +19,15 @@ from .libinfiniccl import Communicator
 from .tensor_parallel import TPGroup
 from .worker_process import Start
 
-AWAKE = 0.002  # seconds for which a worker polls for its next call before it sleeps
-GRACE = 1.0  # seconds in which a worker may end in order once rank 0 has closed the connection, or has ended
+AWAKE = 0.002  # seconds that a worker polls for its next call before it sleeps
+GRACE = 1.0  # seconds that a worker has to end by itself after rank 0 has closed the connection, or has ended
 
 
 def main(descriptor: int) -> int:
     """Join the group and serve calls until the connection closes.
 
     Args:
-        descriptor: Of this process's end of a socket; workers.py has the other end.
+        descriptor: This process's end of a socket; workers.py has the other end.
 
     Returns:
         The exit status.
@@ -56,9 +56,9 @@ class _Closed(Exception):
 
 
 def _end_with_rank_0(descriptor: int) -> None:
-    """End this process soon after the connection closed, whatever it computes or waits for."""
+    """End this process soon after the connection is closed, whatever it computes or waits for."""
     closed = select.poll()
-    closed.register(descriptor, 0)  # POLLHUP alone, which always counts
+    closed.register(descriptor, 0)  # only POLLHUP, which is always reported
     closed.poll()
     time.sleep(GRACE)
     os._exit(1)
@@ -78,8 +78,9 @@ def _serve(connection: Connection, tp_group: TPGroup) -> NoReturn:
 
 
 def _wait(readable: select.poll) -> None:
-    """Poll for the next message for a while: steps follow each other closely and all ranks wait for the slowest, so
-    that waking from sleep would delay every step."""
+    """Poll for the next message for a while before sleeping: steps follow each other closely and all ranks wait for
+    the
+    slowest, so waking up from sleep would delay every step."""
     end = time.perf_counter() + AWAKE
     while not readable.poll(0) and time.perf_counter() < end:
         os.sched_yield()

@@ -1,7 +1,7 @@
-"""WorkerProcess: a process that a Workers object starts, by the fork server of this process; worker_main.py is its
-program, fork_server.py the server's.
+"""WorkerProcess: a process started by a Workers object, through the fork server of this process.
 
-A program has one server, from its first workers, or prepare_workers(), to its end: a new interpreter.
+worker_main.py is its program, fork_server.py the server's. A program has one server, a new interpreter, from its first
+workers or prepare_workers() to its end.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 NUMBER = struct.Struct("i")  # in a worker's pipe: its pid, then its exit status
-DESCRIPTORS = 5  # of a request: the worker's socket, the end of that pipe, its folder, its stdout and stderr
+DESCRIPTORS = 5  # per request: the worker's socket, the pipe's end, its folder, its stdout and stderr
 
-# torch's import is a tenth faster without garbage collections. OpenBLAS, which numpy brings, starts threads when it is
+# torch's import is a tenth faster without garbage collection. OpenBLAS, which numpy imports, starts threads when it is
 # loaded, and a process with threads cannot be forked.
 _START = """
 import gc, signal
@@ -45,9 +45,9 @@ class Start:
     """The first message to a worker.
 
     Attributes:
-        rank, size: Of the worker, and of the group.
-        unique: For the group's Communicator.
-        threads: For kernels.
+        rank, size: The worker's rank and the group's size.
+        unique: The id for the group's Communicator.
+        threads: The number of threads for kernels.
         environment, path: os.environ and sys.path of rank 0.
     """
 
@@ -60,10 +60,10 @@ class Start:
 
 
 class WorkerProcess:
-    """A worker, as its parent sees it. The fork server is the one that the system tells its end.
+    """A worker, from the view of its parent. Its system parent is the fork server, which learns its exit status.
 
     Args:
-        pipe: From which the pid can be read, then the exit status.
+        pipe: Delivers the pid, then the exit status.
     """
 
     def __init__(self, pipe: int) -> None:
@@ -75,18 +75,18 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's number; None if it was never started. Waits for the start."""
+        """The process id; None if it was never started. Waits for the start."""
         return self._number(0, None)
 
     def poll(self) -> int | None:
-        """Return the exit status, a signal's number below 0, or None: it runs, or the server ended before it did."""
+        """Return the exit status (a signal is negative), or None if it is running or the server ended first."""
         return self._number(1, 0.0)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return the exit status as soon as there is one; None if the server ended before it did.
+        """Wait for the exit status and return it; None if the server ended first.
 
         Raises:
-            TimeoutError: If the process runs after `timeout` seconds.
+            TimeoutError: If the process is still running after `timeout` seconds.
         """
         status = self._number(1, timeout)
         if status is None and not self._is_at_end():
@@ -94,7 +94,7 @@ class WorkerProcess:
         return status
 
     def kill(self) -> None:
-        """End the process, if it runs."""
+        """Kill the process if it is running."""
         if self.poll() is None and self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -108,7 +108,7 @@ class WorkerProcess:
                 left = None if end is None else max(0.0, end - time.monotonic()) * 1000
                 if not readable.poll(left):
                     return None
-                data = os.read(self._pipe, NUMBER.size)  # a pipe gives as many bytes as are written at once
+                data = os.read(self._pipe, NUMBER.size)  # a pipe delivers at once what was written at once
                 if not data:
                     return None
                 self._numbers += NUMBER.unpack(data)
@@ -149,10 +149,10 @@ class _ForkServer:
         return Connection(here.detach()), process
 
     def forget(self) -> None:
-        """Leave the server to the parent, in a forked child."""
+        """Leave the server to the parent process; called in a forked child."""
         self.close.detach()
         self._requests.close()
-        self._process.returncode = 0  # it is no child of this process
+        self._process.returncode = 0  # it is not a child of this process
 
 
 def _started(descriptor: int) -> subprocess.Popen[bytes]:
@@ -168,7 +168,7 @@ def _started(descriptor: int) -> subprocess.Popen[bytes]:
 
 
 def _close(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End a server, also one that is still importing; workers end by themselves."""
+    """End a server, even one that is still importing; workers end by themselves."""
     requests.close()
     process.kill()
     process.wait()
@@ -177,7 +177,7 @@ def _close(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
 def _stream(descriptor: int) -> int:
     try:
         return os.dup(descriptor)
-    except OSError:  # a program may have closed it
+    except OSError:  # the program may have closed it
         return os.open(os.devnull, os.O_WRONLY)
 
 
@@ -195,7 +195,7 @@ def _running() -> _ForkServer:
 
 
 def start_worker() -> tuple[Connection, WorkerProcess]:
-    """Start a worker; it may be up only later.
+    """Start a worker; it may become ready later.
 
     Returns:
         (connection, process): the connection's other end is the worker's.
@@ -206,7 +206,7 @@ def start_worker() -> tuple[Connection, WorkerProcess]:
     with _lock:
         try:
             return _running().start()
-        except ConnectionError:  # the server has ended, and the system did not know a moment ago
+        except ConnectionError:  # the server has ended, which the system did not report a moment ago
             _running().close()
             return _running().start()
 
@@ -214,9 +214,9 @@ def start_worker() -> tuple[Connection, WorkerProcess]:
 def prepare_workers() -> None:
     """Start the process that workers are forked from, and return at once.
 
-    It imports torch for a second, beside whatever this program does meanwhile. Programs need not call this: the first
-    model with tensor_parallel does. A worker has os.environ, sys.path, the current folder, stdout and stderr of its
-    start. Settings that are read when torch or torch_infini is imported are those of the first call.
+    It imports torch for a second, in parallel with this program. Programs need not call this: the first model with
+    tensor_parallel does. A worker has os.environ, sys.path, the current folder, stdout and stderr as of its start.
+    Settings that torch or torch_infini read at import are those of the first call.
     """
     with _lock:
         _running()

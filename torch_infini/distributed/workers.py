@@ -1,4 +1,4 @@
-"""Workers: processes that this one starts as the other ranks of a model; worker_main.py is what they run.
+"""Workers: processes that this one starts as the other ranks of a model; worker_main.py is their program.
 
 Each worker holds one object and runs the calls that rank 0 sends, while rank 0 makes the same calls on its own object.
 """
@@ -26,8 +26,8 @@ from .worker_process import Start, WorkerProcess, start_worker
 
 _NAME = "torch_infini.distributed.Workers"
 _TIMEOUT = 300.0  # libinfiniccl's default
-_LONGEST = 1e6  # seconds that poll(2) takes
-SECONDS = 10.0  # in which a worker has to end when its connection is closed
+_LONGEST = 1e6  # seconds, the limit of poll(2)
+SECONDS = 10.0  # seconds that a worker has to end after its connection is closed
 
 
 class Workers:
@@ -36,10 +36,10 @@ class Workers:
     The constructor does not wait for them: they start while the caller reads a model, and calls are sent meanwhile.
 
     Args:
-        size: The number of ranks, this process included, which divide its threads among themselves.
+        size: The number of ranks, this process included. They divide this process's threads among themselves.
 
     Raises:
-        RuntimeError: If no process can be started. One that ends while it starts is an error of the first later call.
+        RuntimeError: If no process can be started. If one ends while it starts, the first later call raises.
     """
 
     def __init__(self, size: int) -> None:
@@ -56,7 +56,7 @@ class Workers:
                 connection, process = start_worker()
                 self._connections.append(connection)
                 self._processes.append(process)
-                with suppress(ConnectionError):  # it has ended, as the thread below will find
+                with suppress(ConnectionError):  # it has ended; the thread below reports it
                     connection.send(Start(rank, size, unique, self._threads, environment, list(sys.path)))
         except OSError as error:
             self.close()
@@ -72,18 +72,18 @@ class Workers:
         Waits until the workers are up.
 
         Raises:
-            RuntimeError: If one of them is not.
+            RuntimeError: If one of them failed to start.
         """
         return number_of(self._joining.result(), self._size)
 
     @property
     def all_alive(self) -> bool:
-        """Whether every process is running, or still to start."""
+        """Whether every process is running or still starting."""
         hung_up = select.poll()
         for connection in self._connections:
             if connection.closed:
                 return False
-            hung_up.register(connection.fileno(), 0)  # POLLHUP alone: nobody else has the other end
+            hung_up.register(connection.fileno(), 0)  # only POLLHUP: no other process has the other end
         return not hung_up.poll(0)
 
     def make(self, make: Callable[..., Any], *args: Any) -> None:
@@ -95,7 +95,7 @@ class Workers:
         self._broadcast((make, args))
 
     def send(self, method: str, *args: Any) -> None:
-        """Send a method call to every worker and return at once; the results are dropped."""
+        """Send a method call to every worker and return at once; the results are discarded."""
         self._broadcast((method, args, False))
 
     def call(self, method: str, *args: Any) -> list[Any]:
@@ -115,7 +115,7 @@ class Workers:
 
     @contextmanager
     def relay_errors(self) -> Iterator[None]:
-        """Raise the error of a worker that failed, in place of the error that its end causes in the body.
+        """If a worker has failed, raise its error instead of the error that its end causes in the body.
 
         Raises:
             RuntimeError: With the worker's message.
@@ -160,7 +160,7 @@ class _Joining(threading.Thread):
                             f"{_NAME}: rank {rank} must start within {self._timeout:g} s (INFINI_CCL_TIMEOUT), got no "
                             f"answer from process {process.pid}"
                         )
-                    failed = connection.recv()  # None: it is up, from now on libinfiniccl notices if it ends
+                    failed = connection.recv()  # None: it is ready; from now on libinfiniccl detects its end
                 except (OSError, EOFError):
                     raise RuntimeError(f"{_NAME}: rank {rank} must start, got {_end_of(process)}") from None
                 if failed:
@@ -170,7 +170,7 @@ class _Joining(threading.Thread):
             self._error = str(error)
 
     def result(self) -> Communicator:
-        """Wait for the Communicator; RuntimeError if there is none."""
+        """Wait for the Communicator and return it; RuntimeError on failure."""
         self.join()
         if self._communicator is None:
             raise RuntimeError(self._error)
@@ -178,7 +178,7 @@ class _Joining(threading.Thread):
 
 
 def _timeout() -> float:
-    """Return the seconds that a rank waits for another; Communicator refuses what is no number of seconds."""
+    """Return the seconds that a rank waits for another; Communicator rejects invalid numbers."""
     try:
         return min(float(os.environ.get("INFINI_CCL_TIMEOUT", "")), _LONGEST)
     except ValueError:
@@ -193,9 +193,9 @@ def _end_of(process: WorkerProcess) -> str:
 
 
 def _close(owner: int, joining: _Joining, connections: list[Connection], processes: list[WorkerProcess]) -> None:
-    if os.getpid() != owner:  # a forked child, whose parent's workers they are
+    if os.getpid() != owner:  # a forked child; the workers are its parent's
         return
-    for connection in connections:  # closed only later, for the thread may be reading
+    for connection in connections:  # closed only later, because the thread may be reading
         with socket.socket(fileno=os.dup(connection.fileno())) as end, suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
     if joining.ident is not None and joining is not threading.current_thread():
@@ -214,7 +214,7 @@ _live: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Close a forked child's copies of the connections: workers end when nobody has them any more."""
+    """Close a forked child's copies of the connections: workers end when no process holds them any more."""
     for workers in list(_live):
         for connection in workers._connections:
             connection.close()
