@@ -1,7 +1,7 @@
 """Device `infini`: PyTorch's PrivateUse1 device on memory of the CPU or of CUDA, without copies.
 
-enable() registers it; importing torch_infini does not, for a registered device takes over torch.accelerator of its
-process. TORCH_INFINI_DEVICE=cpu or cuda enables it when torch is imported, as does the path of a vendor's library.
+enable() registers it. Importing torch_infini does not, because a registered device becomes the process's
+torch.accelerator. TORCH_INFINI_DEVICE=cpu, cuda or the path of a vendor's library enables it when torch is imported.
 Afterwards torch.infini is its module.
 
 Example:
@@ -11,7 +11,7 @@ Example:
     >>> torch_infini.device.unwrap(y)  # the same memory, as a tensor of the CPU
 """
 
-from . import _modules as _modules  # these three: what enable() installs
+from . import _modules as _modules  # these three are what enable() installs
 from . import _sharing as _sharing
 from . import _trainers as _trainers
 from ._enable import enable

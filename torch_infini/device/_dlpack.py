@@ -1,4 +1,4 @@
-"""DLPack of infini tensors, where torch looks for a device by the name that it had before it was renamed."""
+"""DLPack for infini tensors: torch looks a device up by the name that it had before it was renamed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.utils.dlpack import DLDeviceType
 
 
 def install() -> None:
-    """Let Tensor.__dlpack_device__ and Tensor.__dlpack__ know infini.
+    """Make Tensor.__dlpack_device__ and Tensor.__dlpack__ support infini.
 
-    An infini tensor is of DLPack's kDLExtDev, which torch.from_dlpack() takes back as infini. To a consumer that asks
-    for the CPU (numpy.from_dlpack(x, device="cpu")) the memory of the backing CPU is given without a copy.
+    An infini tensor has DLPack's device type kDLExtDev, which torch.from_dlpack() imports as infini. A consumer that
+    asks for the CPU (numpy.from_dlpack(x, device="cpu")) gets the memory of the backing CPU without a copy.
     """
     of_torch, capsule_of_torch = Tensor.__dlpack_device__, Tensor.__dlpack__
 
@@ -29,7 +29,7 @@ def install() -> None:
         wanted = options.get("dl_device")
         if wanted is not None and tuple(wanted) != device(self):
             return torch.ops.infini_device.unwrap(self).__dlpack__(**options)
-        if self.requires_grad or self.is_conj():  # torch's own refusals
+        if self.requires_grad or self.is_conj():  # torch's own errors
             return capsule_of_torch(self, **options)
         tensor = self.clone() if options.get("copy") else self
         return torch.utils.dlpack.to_dlpack(tensor)  # type: ignore[attr-defined]

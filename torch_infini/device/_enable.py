@@ -1,4 +1,4 @@
-"""Registers device `infini` in torch, once a process: its library, its name, its module torch.infini, its methods."""
+"""Registers device `infini` in torch, once per process: its library, name, module torch.infini and methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import _dlpack, _load, _state, _vendor, inductor, torch_module
 VARIABLE = "TORCH_INFINI_DEVICE"
 NAME = "infini"
 
-# What other modules of this package do then.
+# Called by enable(); other modules of this package append.
 after_enabling: list[Callable[[], object]] = []
 
 
@@ -23,14 +23,14 @@ def enable(backing: str | None = None) -> None:
     """Register device `infini`. Enabling it again with the same backing device does nothing.
 
     Args:
-        backing: The device whose memory and kernels are used: "cpu", "cuda", a vendor's device of infinirt by its name
-            ("qy"), or the path of the library that brings one (docs/new-device.md). None: what the variable
-            TORCH_INFINI_DEVICE says; without it "cuda" where torch has a GPU, else "cpu".
+        backing: The device whose memory and kernels are used: "cpu", "cuda", the name of a vendor's infinirt device
+            ("qy"), or the path of a vendor's library (docs/new-device.md). None: the variable TORCH_INFINI_DEVICE, or
+            else "cuda" if torch has a GPU, "cpu" otherwise.
 
     Raises:
-        ValueError: For another value, also of the variable.
-        RuntimeError: If another out-of-tree backend is registered, if `infini` is enabled with another backing, without
-            a device for it, or if the host cannot use the memory of the vendor's device.
+        ValueError: For any other value, also of the variable.
+        RuntimeError: If another out-of-tree backend is registered, if `infini` is enabled with another backing or has
+            no device for it, or if the host cannot access the memory of the vendor's device.
         ImportError: If the library for this release of torch is missing.
         OSError: If the vendor's library cannot be loaded.
     """
@@ -79,7 +79,7 @@ def enable(backing: str | None = None) -> None:
 
 
 def _settle(process: int) -> None:
-    """Wait for autograd's threads at the end of the process; a child of fork() has none of its parent's."""
+    """Wait for autograd's threads at the end of the process; a fork()'s child has none of its parent's."""
     if os.getpid() == process:
         with torch.inference_mode(False):
             torch.ops.infini_device.settle_autograd()

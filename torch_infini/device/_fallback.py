@@ -1,4 +1,4 @@
-"""What happens where an op has no kernel of infini and runs by torch's kernel of the backing device, and how often."""
+"""The fallback: ops without an infini kernel run torch's kernel of the backing device, and are counted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MODES = ("allow", "warn", "error")
 
 
 class fallback:
-    """Choose what an op does that has no kernel of infini; in a `with` statement, for its body.
+    """Set what ops without an infini kernel do; in a `with` statement, for its body.
 
-    Copies, views, new tensors and `item()` are the device's own and always allowed.
+    Copies, views, new tensors and `item()` are implemented by the device and always allowed.
 
     Args:
-        mode: "allow": torch's kernel runs, on the same memory. "warn": it runs, with a warning at an op's first call.
+        mode: "allow": torch's kernel runs, on the same memory. "warn": the same, with a warning at an op's first call.
             "error": the op raises NotImplementedError.
 
     Raises:
@@ -40,10 +40,10 @@ class fallback:
 
 
 def fallback_report(clear: bool = False) -> dict[str, int]:
-    """Return how often each op ran by torch's kernel of the backing device, the most frequent first.
+    """Return how often each op ran torch's kernel of the backing device, the most frequent first.
 
     Args:
-        clear: Whether counting starts anew.
+        clear: Whether to reset the counts.
 
     Raises:
         RuntimeError: If the device is not enabled.

@@ -1,6 +1,6 @@
 """Finds and loads the library of device `infini`, which is built for one release of torch.
 
-What does not fit ends in one ImportError sentence that says what to do.
+A missing or unsuitable library raises one ImportError that says what to do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BUILD = "pip install --no-build-isolation --force-reinstall --no-deps"
 
 
 def release(version: str) -> tuple[int, int]:
-    """(2, 13) of "2.13.0+cpu"."""
+    """Return (2, 13) for "2.13.0+cpu"."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
@@ -26,7 +26,7 @@ def library(version: str, folder: Path) -> Path:
 
     Args:
         version: torch.__version__.
-        folder: Where the libraries lie.
+        folder: The folder of the libraries.
 
     Raises:
         ImportError: If this torch is too old, or the folder has libraries for other releases only.
@@ -47,10 +47,10 @@ def library(version: str, folder: Path) -> Path:
 
 
 def load() -> None:
-    """Load the library into torch; it registers nothing but the ops of torch.ops.infini_device.
+    """Load the library into torch; it registers only the ops of torch.ops.infini_device.
 
     Raises:
-        ImportError: If there is none for this torch, or it does not load.
+        ImportError: If there is no library for this torch, or it does not load.
     """
     require_part("torch_infini.device", is_whole(ROOT / "lib"))
     folder = PATH.parent if any(PATH.parent.glob("libinfini_device-*.so")) else ROOT / "lib"

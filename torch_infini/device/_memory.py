@@ -1,4 +1,4 @@
-"""Views between device `infini` and its backing device: the same memory, seen as a tensor of the other."""
+"""Views between device `infini` and its backing device: the same memory as a tensor of the other device."""
 
 from __future__ import annotations
 
@@ -27,33 +27,34 @@ class _Unwrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.to("infini") if vendor_device() else wrap(gradient)  # CPU kernels made it in their own memory
+        # CPU kernels have allocated it in their own memory.
+        return gradient.to("infini") if vendor_device() else wrap(gradient)
 
 
 def wrap(tensor: Tensor) -> Tensor:
     """Return a tensor on `infini` that shares the memory of one on the backing device.
 
-    Neither can be resized afterwards beyond its memory. Gradients pass; a write to one is seen by the other, but not
-    counted by its version.
+    Neither tensor can be resized beyond its memory afterwards. Gradients flow through. A write to one is visible in the
+    other, but does not change the other's version counter.
 
     Args:
-        tensor: On backing(), of any shape and strides.
+        tensor: A tensor on backing(), of any shape and strides.
 
     Raises:
         RuntimeError: If the device is not enabled.
         TypeError: For a tensor of another device.
-        NotImplementedError: For a sparse or quantized tensor, or one in the CPU's memory where a vendor's device backs
-            infini.
+        NotImplementedError: For a sparse or quantized tensor, or, if a vendor's device backs infini, one in the CPU's
+            memory.
     """
     backing()
     return _Wrap.apply(tensor)  # type: ignore[no-untyped-call]
 
 
 def unwrap(tensor: Tensor) -> Tensor:
-    """Return a tensor on the backing device that shares the memory of one on `infini`; the reverse of wrap().
+    """Return a tensor on the backing device that shares the memory of one on `infini`; the inverse of wrap().
 
     Args:
-        tensor: On infini, of any shape and strides.
+        tensor: A tensor on infini, of any shape and strides.
 
     Raises:
         RuntimeError: If the device is not enabled.

@@ -1,6 +1,6 @@
-"""Modules on their way to infini and back keep their parameters, as between torch's own devices.
+"""Modules that move to infini or back keep their parameters, as between torch's own devices.
 
-To any other device torch makes new ones: an optimizer would go on with the old, and tied weights would come apart.
+For any other device torch makes new parameters: an optimizer would keep the old ones, and tied weights would separate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ._enable import NAME, after_enabling
 
 
 def install() -> None:
-    """Let Module.to(), .cpu() and .infini() swap parameters that come to infini or leave it."""
+    """Make Module.to(), .cpu() and .infini() swap parameters that move to or from infini."""
     of_torch = Module.to
 
     @wraps(of_torch)

@@ -21,7 +21,7 @@ def rebuild(
     requires_grad: bool,
     kind: type,
 ) -> Tensor:
-    """Make a sent tensor on infini, which the receiving process enables where it has not."""
+    """Make a received tensor on infini, which the receiving process enables if necessary."""
     enable(below)
     tensor: Tensor = torch.ops.infini_device.wrap(make(*arguments))
     if kind is torch.nn.Parameter:
@@ -30,7 +30,7 @@ def rebuild(
 
 
 def reduce(tensor: Tensor) -> tuple[Any, ...]:
-    """What ForkingPickler sends of a tensor; the memory of one on the CPU moves to where other processes see it."""
+    """Return ForkingPickler's form of a tensor; memory on the CPU is moved to where other processes can map it."""
     if tensor.device.type != "infini":
         return reductions.reduce_tensor(tensor)
     if tensor.requires_grad and not tensor.is_leaf:
@@ -51,7 +51,7 @@ def reduce(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def install() -> None:
-    """Let torch.multiprocessing's queues and processes take infini tensors."""
+    """Make torch.multiprocessing's queues and processes accept infini tensors."""
     for kind in (Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, reduce)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 enabled: Literal["cpu", "cuda"] | None = None
-chosen: str | None = None  # what enable() was told
+chosen: str | None = None  # the argument of enable()
 vendor: str | None = None
 
 
@@ -15,7 +15,7 @@ def is_enabled() -> bool:
 
 
 def backing() -> Literal["cpu", "cuda"]:
-    """Return the device whose tensors share the memory of those on `infini`: "cpu" also with a vendor's device.
+    """Return the device whose tensors share memory with those on `infini`; "cpu" also for a vendor's device.
 
     Raises:
         RuntimeError: If the device is not enabled.

@@ -1,4 +1,4 @@
-"""Streams and events of torch.infini, on torch's own; on the CPU each is a libinfinirt stream or event."""
+"""Streams and events of torch.infini, based on torch's own; on the CPU each is a libinfinirt stream or event."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def _device(device: Device) -> torch.device:
 class Stream(torch.Stream):
     """A queue of work of a device, from a pool of 32.
 
-    Ops on infini tensors over the CPU are done when their call returns, whichever stream is current. What is
-    queued through `runtime` runs in the order of the stream.
+    Backed by the CPU, ops on infini tensors are done when their call returns, whichever stream is current; work queued
+    through `runtime` runs in the order of the stream.
 
     Args:
         device: An infini device; None: the current one.
-        priority: As torch.cuda.Stream's; without effect on the CPU.
+        priority: As for torch.cuda.Stream; without effect on the CPU.
     """
 
     def __new__(cls, device: Device = None, priority: int = 0, **known: Any) -> Stream:
-        if known:  # stream_id, device_index, device_type: an existing one
+        if known:  # wraps an existing stream: stream_id, device_index, device_type
             return super().__new__(cls, **known)
         return super().__new__(cls, device=_device(device), priority=priority)
 
     @property
     def runtime(self) -> runtime.Stream:
-        """This stream as torch_infini.runtime's, which launches functions and records events on it."""
+        """The torch_infini.runtime stream, which launches functions and records events."""
         if backing() == "cuda":
             device = torch.device("cuda", self.device_index)
             native = self.native_handle  # type: ignore[attr-defined]
@@ -45,7 +45,7 @@ class Stream(torch.Stream):
 
 
 class _OfTorch(type):
-    """torch's functions take events of exactly its own type: an Event is one of these."""
+    """Metaclass of Event: torch's functions require exactly torch.Event, so Event() makes those."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Event)
@@ -55,8 +55,8 @@ class Event(metaclass=_OfTorch):
     """A point in a stream, to wait for or to measure time with: a torch.Event.
 
     Args:
-        enable_timing: Whether elapsed_time() can be asked for.
-        blocking: On CUDA, whether a thread that waits sleeps.
+        enable_timing: Whether elapsed_time() will be used.
+        blocking: On CUDA, whether waiting threads sleep.
         device: An infini device; None: the current one.
     """
 
@@ -69,13 +69,13 @@ def _ours(stream: torch.Stream) -> Stream:
 
 
 def current_stream(device: Device = None) -> Stream:
-    """Return the stream that is current on a device."""
+    """Return a device's current stream."""
     index = _device(device).index
     return _ours(torch.accelerator.current_stream(torch.accelerator.current_device_index() if index is None else index))
 
 
 def default_stream(device: Device = None) -> Stream:
-    """Return the stream that a device starts with."""
+    """Return a device's default stream."""
     index = _device(device).index
     current = current_stream(device)
     return Stream(

@@ -1,6 +1,7 @@
-"""infini in accelerate's Accelerator and transformers' Trainer, which choose among the devices that they know by name.
+"""Support for infini in accelerate's Accelerator and transformers' Trainer, which choose among devices known by name.
 
-A process that enables infini has it as its torch.accelerator; both choose it then, unless they are told cpu.
+In a process that has enabled infini, torch.accelerator is infini, and both choose it unless they are told to use the
+CPU.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from ._enable import NAME, after_enabling
 
 
 def choose_in_accelerate(state: ModuleType) -> None:
-    """Let PartialState, of one process, take infini where it would look for a device.
+    """Make a single-process PartialState of accelerate use infini as its default device.
 
     Args:
         state: accelerate.state.
     """
-    if isinstance(vars(state.PartialState).get("default_device"), property):  # else another release: left as it is
+    if isinstance(vars(state.PartialState).get("default_device"), property):  # in other releases nothing is changed
         state.PartialState.default_device = property(lambda self: torch.device(NAME))
 
 
 def choose_in_transformers(training_args: ModuleType) -> None:
-    """Let TrainingArguments.device be accelerate's where that is infini, since both have to be the same.
+    """Make TrainingArguments.device equal to accelerate's device if that is infini, because both must agree.
 
     Args:
         training_args: transformers.training_args.
     """
     setup = vars(training_args.TrainingArguments).get("_setup_devices")
-    if not isinstance(setup, cached_property):  # another release: left as it is
+    if not isinstance(setup, cached_property):  # in other releases nothing is changed
         return
     theirs = setup.func
 
@@ -41,7 +42,7 @@ def choose_in_transformers(training_args: ModuleType) -> None:
         chosen = getattr(self.distributed_state, "device", found)
         if chosen.type != NAME:
             return found
-        self._n_gpu = 1  # not all that CUDA has
+        self._n_gpu = 1  # one device, not all GPUs
         return torch.device(NAME)
 
     ours = cached_property(device)

@@ -1,6 +1,6 @@
-"""A vendor's device of infinirt behind device `infini`: found by its name, or by the path of the vendor's library.
+"""A vendor's infinirt device that backs device `infini`: found by its name, or by the path of the vendor's library.
 
-Its memory must be one that the host can use. docs/new-device.md says what a vendor writes.
+The host must be able to access its memory. docs/new-device.md says what a vendor writes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from .._core.library import PATH, RUNTIME
 
 # In the order of infiniDevice_t (infinicore.h); the first two are torch's own backing devices.
 NAMES = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
-_libraries: list[ctypes.CDLL] = []  # stay loaded: their kernels are registered
+_libraries: list[ctypes.CDLL] = []  # kept loaded: their kernels are registered
 
 
 class Vendor(NamedTuple):
     """A device type of infinirt with at least one device.
 
     Attributes:
-        name: Of NAMES.
+        name: A name in NAMES.
         number: Its infiniDevice_t.
-        compute_on: Address of the C function that gives calls of ops to its kernels.
+        compute_on: The address of the C function that makes ops use its kernels.
     """
 
     name: str
@@ -48,16 +48,16 @@ def _counts(origin: str, chosen: str) -> list[int]:
 
 
 def find(chosen: str, origin: str) -> Vendor:
-    """Return the vendor's device, whose library is loaded for it where `chosen` is a path.
+    """Return the vendor's device; if `chosen` is a path, load the library first.
 
     Args:
-        chosen: A name of NAMES from the third on, or a path of a vendor's library.
-        origin: Where it came from, for messages.
+        chosen: A name in NAMES after the first two, or the path of a vendor's library.
+        origin: Where `chosen` comes from, for messages.
 
     Raises:
-        ValueError: For a path without a file, or a library that brings no device type, or several.
+        ValueError: For a path without a file, or a library that registers no device type, or several.
         OSError: For a file that cannot be loaded.
-        RuntimeError: Without a device of that type, or if the host cannot use its memory.
+        RuntimeError: If there is no device of that type, or the host cannot access its memory.
     """
     before = _counts(origin, chosen)
     name = chosen

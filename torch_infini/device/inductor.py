@@ -1,7 +1,7 @@
-"""Inductor on the device infini backed by the CPU: its C++ code generation, on infini's memory as it is.
+"""Inductor on device infini backed by the CPU: C++ code generation that uses infini's memory directly.
 
-Importing Inductor takes seconds, so torch.infini gives torch these classes when it first compiles and asks for them by
-name. torch's private modules are used in this file alone.
+Importing Inductor takes seconds, so torch.infini provides these classes when torch first compiles and looks them up by
+name. Only this file uses torch's private modules.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from .._core.devices import INFINI, backing_type
 from .._core.import_hooks import after_import
 
-# What torch._inductor.codegen.common looks up in torch.infini, once in a process.
+# The names that torch._inductor.codegen.common looks up in torch.infini, once per process.
 NAMES = ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen")
 
 
 def codegen(name: str) -> Any:
-    """Return one of NAMES, for torch.infini.
+    """Return the class of one of NAMES, for torch.infini.
 
     Raises:
-        AttributeError: Where infini is not in the CPU's memory: Inductor then says that it does not know the device.
+        AttributeError: If infini is not in the CPU's memory; Inductor then reports an unknown device.
     """
     if name not in NAMES or backing_type(INFINI) != "cpu":
         raise AttributeError(f"module 'torch.infini' has no attribute {name!r}")
@@ -39,7 +39,7 @@ def _classes() -> dict[str, Any]:
     from torch._inductor.virtualized import V
 
     class Scheduling(cpp.CppScheduling):
-        """C++ code for loops over infini's memory. torch asks what writes the code by the name of the device."""
+        """C++ code for loops over infini's memory. torch looks up the code generator by the device's name."""
 
         def codegen_node(self, node: Any) -> None:
             with V.graph.set_current_device(torch.device("cpu")):
@@ -50,7 +50,7 @@ def _classes() -> dict[str, Any]:
                 return super().codegen_template(*args, **kwargs)
 
     class Calls(wrapper.PythonWrapperCodegen):
-        """Python code that allocates on infini and calls that C++ code as the CPU's."""
+        """Python code that allocates on infini and calls the C++ code as for the CPU."""
 
         @staticmethod
         def create(is_subgraph: bool, subgraph_name: Any, parent_wrapper: Any, partition_signatures: Any = None) -> Any:
@@ -60,9 +60,9 @@ def _classes() -> dict[str, Any]:
             super()._generate_kernel_call_helper(*args, **{**kwargs, "device": torch.device("cpu")})
 
     class SubgraphCalls(Calls, wrapper.SubgraphPythonWrapperCodegen):
-        """The same for a graph within a graph."""
+        """The same for a graph nested in a graph."""
 
-    # The scheduler fuses loops as C++ code can have them where a node says that it is the CPU's.
+    # The scheduler fuses loops in the way that suits C++ code if a node is a CPU node.
     of_cpu = scheduler.BaseSchedulerNode.is_cpu
 
     def is_cpu(node: Any) -> bool:
@@ -80,7 +80,7 @@ def _classes() -> dict[str, Any]:
 
 
 class NoCppWrapper:
-    """What stands for Inductor's wrappers in C++, whose interface names the devices of torch alone."""
+    """Replaces Inductor's C++ wrapper, which knows only torch's devices."""
 
     supports_caching = True
 
@@ -93,12 +93,12 @@ class NoCppWrapper:
 
 
 def register() -> None:
-    """Let Dynamo know the device; at once if Dynamo has been imported, otherwise when it is."""
+    """Register the device with Dynamo: at once if Dynamo has been imported, otherwise when it is."""
     after_import("torch._dynamo.device_interface", _add_interface)
 
 
 def _add_interface(module: ModuleType) -> None:
-    """Register the calls by which compiled code uses the device's streams and memory."""
+    """Register the functions that compiled code uses for the device's streams and memory."""
     device_module = torch.get_device_module(INFINI)
 
     class InfiniInterface(module.DeviceInterface):  # type: ignore[name-defined, misc]
@@ -131,7 +131,7 @@ def _add_interface(module: ModuleType) -> None:
 
         @staticmethod
         def get_raw_stream(_: int) -> int:
-            return 0  # C++ code of the CPU runs in the calling thread
+            return 0  # C++ code for the CPU runs in the calling thread
 
         @classmethod
         def exchange_device(cls, index: int) -> int:

@@ -1,6 +1,6 @@
-"""The module torch.infini: devices, streams, events, random numbers and memory, named as in other device modules.
+"""The module torch.infini: devices, streams, events, random numbers and memory, with the names of other device modules.
 
-enable() puts it in place. Memory statistics are those of torch.accelerator.
+enable() installs it. Memory statistics are those of torch.accelerator.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ __all__ = [
 ]
 
 
-# torch.utils.checkpoint keeps the random states of devices whose module says that it is initialized.
+# torch.utils.checkpoint saves the random states of devices whose module says it is initialized.
 _initialized = True
 
 
 def _index(device: Device) -> int:
-    """The index of an infini device, the current one where none is named; RuntimeError for one that does not exist."""
+    """Return the index of an infini device, by default the current one; RuntimeError if it does not exist."""
     if device is None:
         return current_device()
     if not isinstance(device, int):
@@ -111,21 +111,21 @@ def _index(device: Device) -> int:
 
 
 def is_available() -> bool:
-    """Return whether there is a device; True from enable() on."""
+    """Return whether there is a device; always True after enable()."""
     return device_count() > 0
 
 
 def is_initialized() -> bool:
-    """Return whether the device is ready for use, which it is from enable() on."""
+    """Return whether the device is ready for use; always True after enable()."""
     return True
 
 
 def init() -> None:
-    """Prepare the device, which enable() has done."""
+    """Do nothing: enable() has prepared the device."""
 
 
 def device_count() -> int:
-    """Return the number of devices: 1 on the CPU, that of the GPUs on CUDA."""
+    """Return the number of devices: 1 backed by the CPU, that of the GPUs backed by CUDA."""
     return 1 if backing() == "cpu" else torch.cuda.device_count()
 
 
@@ -138,7 +138,7 @@ def set_device(device: torch.device | str | int) -> None:
     """Make a device the current one.
 
     Raises:
-        RuntimeError: For one that does not exist.
+        RuntimeError: If the device does not exist.
     """
     torch.accelerator.set_device_index(_index(device))
 
@@ -159,7 +159,7 @@ class device:
 
 
 class device_of(device):
-    """Make a tensor's device the current one in a `with` statement; without effect for tensors of others."""
+    """Make a tensor's device the current one in a `with` statement; does nothing for tensors of other devices."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__(tensor.device if tensor.device.type == "infini" else current_device())
@@ -176,7 +176,7 @@ _maybe_exchange_device = _exchange_device
 
 
 def get_device_name(device: Device = None) -> str:
-    """Return "infini (cpu)", or with CUDA below the GPU's name."""
+    """Return "infini (cpu)", or, backed by CUDA, the GPU's name."""
     index = _index(device)
     return (
         f"infini ({vendor_device() or backing()})"
@@ -192,11 +192,11 @@ def get_device_capability(device: Device = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What is known of a device over the CPU, under torch.cuda's names.
+    """Properties of a device backed by the CPU, with torch.cuda's names.
 
     Attributes:
         name: As get_device_name() returns it.
-        total_memory: Bytes that there are, in use or not.
+        total_memory: The host's memory in bytes, used or not.
         multi_processor_count: CPUs that this process may use.
     """
 
@@ -206,7 +206,7 @@ class DeviceProperties:
 
 
 def get_device_properties(device: Device = None) -> Any:
-    """Return a device's DeviceProperties, or with CUDA below what torch.cuda.get_device_properties() returns."""
+    """Return a device's DeviceProperties, or, backed by CUDA, the result of torch.cuda.get_device_properties()."""
     index = _index(device)
     if backing() == "cuda":
         return torch.cuda.get_device_properties(index)
@@ -214,7 +214,7 @@ def get_device_properties(device: Device = None) -> Any:
 
 
 def synchronize(device: Device = None) -> None:
-    """Return when all work on all streams of a device is done."""
+    """Wait until all work on all streams of a device is done."""
     torch.accelerator.synchronize(_index(device))
 
 
@@ -226,17 +226,17 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """Return the dtypes of torch.amp.autocast("infini")."""
+    """Return the dtypes that torch.amp.autocast("infini") supports."""
     return [torch.bfloat16, torch.float16]
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Return whether bfloat16 can be computed with."""
+    """Return whether bfloat16 is supported."""
     return backing() == "cpu" or torch.cuda.is_bf16_supported(including_emulation)
 
 
 def is_tf32_supported() -> bool:
-    """Return whether there are tensor cores that compute in tf32: never on the CPU."""
+    """Return whether tensor cores compute in tf32: never on the CPU."""
     return backing() == "cuda" and torch.cuda.is_tf32_supported()
 
 
@@ -244,7 +244,7 @@ def is_tf32_supported() -> bool:
 
 
 def default_generator(device: Device = None) -> torch.Generator:
-    """Return the generator of ops that are given none."""
+    """Return the generator that ops without a generator argument use."""
     return torch.ops.infini_device.default_generator(_index(device))
 
 
@@ -260,12 +260,12 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> int:
-    """Seed the current device's default generator with a number of the system's, and return it."""
+    """Seed the current device's default generator with a number from the system, and return it."""
     return default_generator().seed()
 
 
 def seed_all() -> None:
-    """Seed the default generators of all devices with one number of the system's."""
+    """Seed the default generators of all devices with one number from the system."""
     manual_seed_all(seed())
 
 
@@ -299,12 +299,12 @@ def set_rng_state_all(new_states: list[Tensor]) -> None:
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """Return the bytes that are free and those that there are."""
+    """Return the bytes that are free and the bytes in total."""
     return get_memory_info(_index(device))
 
 
 def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
-    """Return memory_stats() as dictionaries in one another, by the parts of the names."""
+    """Return memory_stats() as nested dictionaries, by the parts of the names."""
     nested: dict[str, Any] = {}
     for name, value in memory_stats(_index(device)).items():
         *outer, last = name.split(".")
@@ -320,7 +320,7 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
 
     Args:
         device: An infini device; None: the current one.
-        abbreviated: Leave out all but the bytes that tensors have and that the device has taken for them.
+        abbreviated: Show only the bytes allocated for tensors and the bytes reserved.
     """
     index = _index(device)
     rows = [("allocated_bytes", "Bytes of tensors"), ("reserved_bytes", "Bytes taken")]
@@ -338,5 +338,5 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Give Inductor its classes, which it looks up here when it first compiles: inductor.py."""
+    """Provide Inductor's classes, which torch looks up here when it first compiles: inductor.py."""
     return inductor.codegen(name)

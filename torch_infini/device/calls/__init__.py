@@ -1,6 +1,6 @@
 """81 everyday calls of PyTorch on the device infini, each checked against the CPU: `python -m torch_infini device`.
 
-The modules of this package register them by area; torch_infini.device.enable must have been called before they run.
+The modules of this package register calls by area; torch_infini.device.enable must be called before they run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["CALLS", "ExampleCall", "Outcome", "basics", "computing", "run", "sys
 
 
 class Outcome(NamedTuple):
-    """What came of a call.
+    """The outcome of a call.
 
     Attributes:
         call: The call.
-        error: What it raised; None where it gave the CPU's result.
-        note: What another library refuses by itself, if anything.
+        error: The exception it raised; None if it gave the CPU's result.
+        note: What another library does not support, if anything.
         seconds: How long it took.
     """
 
@@ -32,12 +32,12 @@ class Outcome(NamedTuple):
 
 
 def run(calls: Iterable[ExampleCall] | None = None) -> Iterator[Outcome]:
-    """Run everyday calls, by default all of CALLS, and yield what came of each; an exception ends only its call."""
+    """Run everyday calls, by default all of CALLS, and yield each outcome; an exception ends only its call."""
     for call in CALLS.values() if calls is None else calls:
         start = time.perf_counter()
         note, error = None, None
         try:
             note = call.function()
-        except Exception as raised:  # whatever it is, it is what the device gave
+        except Exception as raised:  # any exception is an outcome
             error = raised
         yield Outcome(call, error, note, time.perf_counter() - start)

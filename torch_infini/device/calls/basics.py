@@ -216,7 +216,7 @@ def strided_views() -> None:
 
 @everyday("views")
 def complex_views() -> None:
-    """Conjugate, real, imag, view_as_real and negative views, resolved where they are read."""
+    """Conjugate, real, imag, view_as_real and negative views, resolved when they are read."""
 
     def look(device: str) -> Any:
         x = data(3, 4, dtype=torch.complex64).to(device)
@@ -232,7 +232,7 @@ def complex_views() -> None:
 
 @everyday("views")
 def views_as_dtypes() -> None:
-    """x.view(dtype) to another size of element."""
+    """x.view(dtype) with another element size."""
     on_both(
         lambda d: (data(3, 4).to(d).view(torch.int32), data(3, 4).to(d).view(torch.uint8), data(4).to(d).view(2, 2))
     )
@@ -402,7 +402,7 @@ def promotion() -> None:
 
     def use(device: str) -> Any:
         x, n = data(3).to(device), data(3, dtype=torch.int32).to(device)
-        zero = torch.tensor(2.0, dtype=torch.float64)  # on the CPU, as torch allows beside tensors of a device
+        zero = torch.tensor(2.0, dtype=torch.float64)  # on the CPU, as torch allows for 0-dim tensors
         return x + n, n * 1.5, n + True, x.half() + zero, n / 2, torch.result_type(n, x) is torch.float32, 1 - n
 
     on_both(use)

@@ -1,6 +1,6 @@
-"""What the everyday calls check with: the same code on the device infini and on the CPU must give the same tensors.
+"""Checks of the everyday calls: the same code on device infini and on the CPU must give the same tensors.
 
-With the CPU as the backing device equal means equal bits and strides; with CUDA, torch.testing's tolerances.
+If the CPU backs infini, equal means equal bits and strides; with CUDA, torch.testing's tolerances apply.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ DEVICE = "infini"
 
 
 class CallError(AssertionError):
-    """A call whose result is not the CPU's; not an assert statement, which `python -O` drops."""
+    """Raised if a result is not the CPU's; not an assert statement, because `python -O` removes those."""
 
 
 class ExampleCall(NamedTuple):
-    """An everyday call: what it shows is the first line of its docstring.
+    """An everyday call; the first line of its docstring describes it.
 
-    The function raises where the device fails, and returns a sentence where another library refuses the device.
+    The function raises if the device fails, and returns a sentence if another library does not support the device.
     """
 
     area: str
@@ -40,7 +40,7 @@ CALLS: dict[str, ExampleCall] = {}
 
 
 def everyday(area: str) -> Callable[[Callable[[], str | None]], Callable[[], str | None]]:
-    """A decorator that adds a function to CALLS; it runs with a fixed seed."""
+    """Return a decorator that adds a function to CALLS; it runs with a fixed seed."""
 
     def add(function: Callable[[], str | None]) -> Callable[[], str | None]:
         @functools.wraps(function)
@@ -62,7 +62,7 @@ def require(condition: bool, sentence: str) -> None:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous CPU tensor of the elements' bytes, so that NaNs and the signs of zeros compare too."""
+    """Return a contiguous CPU tensor of the elements' bytes, so that NaNs and the signs of zeros are compared too."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8)
 
@@ -81,7 +81,7 @@ def same_tensor(got: torch.Tensor, want: torch.Tensor, exact: bool = True) -> No
 
 
 def same(got: Any, want: Any, exact: bool = True) -> None:
-    """Require equal trees: tensors by `same_tensor`, all else by ==."""
+    """Require equal trees: tensors by `same_tensor`, everything else by ==."""
     got_leaves, got_form = pytree.tree_flatten(got)
     want_leaves, want_form = pytree.tree_flatten(want)
     require(got_form == want_form, f"the result must be a {want_form}, got a {got_form}")
@@ -103,7 +103,7 @@ def on_both(function: Callable[[str], Any], exact: bool = True) -> None:
 
 
 def refused(kind: type[Exception], text: str, function: Callable[[], Any]) -> None:
-    """Require an exception of this type with this text in it."""
+    """Require an exception of this type whose message contains this text."""
     try:
         function()
     except kind as error:
@@ -113,7 +113,7 @@ def refused(kind: type[Exception], text: str, function: Callable[[], Any]) -> No
 
 
 def data(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
-    """A CPU tensor with the same elements at every call: normal, or small integers."""
+    """Return a CPU tensor with the same elements at every call: normal, or small integers."""
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_floating_point or dtype.is_complex:
         wide = torch.complex64 if dtype.is_complex else torch.float32

@@ -1,4 +1,4 @@
-"""Everyday calls that compute: arithmetic, torch.nn, autograd, optimisers and mixed precision."""
+"""Everyday calls that compute: arithmetic, torch.nn, autograd, optimizers and mixed precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .checks import DEVICE, data, everyday, on_both, refused, require, same_tens
 
 @everyday("arithmetic")
 def pointwise() -> None:
-    """Broadcast arithmetic, functions of an element, clamp, lerp, addcmul."""
+    """Broadcast arithmetic, elementwise functions, clamp, lerp, addcmul."""
 
     def use(device: str) -> Any:
         x, y = data(4, 1, 5).to(device), data(3, 5, seed=2).to(device)
@@ -80,7 +80,7 @@ def linear_algebra() -> None:
 
 @everyday("arithmetic")
 def out_arguments() -> None:
-    """out= tensors: of the right shape, of none (resized), strided, and several."""
+    """out= tensors: of the right shape, empty (resized), strided, and several."""
 
     def use(device: str) -> Any:
         x, y = data(4, 5).to(device), data(4, 5, seed=2).to(device)
@@ -114,7 +114,7 @@ def in_place() -> None:
 
 @everyday("arithmetic")
 def foreach() -> None:
-    """torch._foreach_* on lists of tensors, as optimisers call them."""
+    """torch._foreach_* on lists of tensors, as optimizers call them."""
 
     def use(device: str) -> Any:
         xs = [data(n, 3).to(device) for n in range(1, 5)]
@@ -145,7 +145,7 @@ def infini_ops() -> None:
 
 
 def trained_step(make: Callable[[], torch.nn.Module], *inputs: torch.Tensor, exact: bool = True) -> None:
-    """Require equal results and gradients of a module on both devices; within rounding where it is not `exact`."""
+    """Require equal results and gradients of a module on both devices; up to rounding if not `exact`."""
 
     def use(device: str) -> Any:
         torch.manual_seed(0)
@@ -220,7 +220,7 @@ def transformer_layer() -> None:
     on_both(use)
 
 
-# torch computes these cells by other sums on a device than on the CPU: equal but for rounding.
+# torch computes these cells by different sums on a device than on the CPU: equal up to rounding.
 
 
 @everyday("torch.nn")
@@ -314,7 +314,7 @@ def checkpointing() -> None:
     def use(device: str) -> Any:
         torch.manual_seed(0)
         layer = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Dropout(0.5), torch.nn.Tanh()).to(device)
-        torch.manual_seed(1)  # the layer's parameters were drawn on the CPU
+        torch.manual_seed(1)  # because the layer's parameters were drawn on the CPU
         x = data(3, 5).to(device).requires_grad_()
         y: Any = checkpoint(layer, x, use_reentrant=False)
         y.sum().backward()
@@ -324,7 +324,7 @@ def checkpointing() -> None:
 
 
 class Cube(torch.autograd.Function):
-    """x³ with a gradient of its own."""
+    """x³ with a custom gradient."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor) -> torch.Tensor:

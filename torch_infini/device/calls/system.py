@@ -16,12 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .. import backing, wrap
 from .checks import DEVICE, bits, data, everyday, on_both, refused, require, same, same_tensor
 
-# torch.infini, which torch's stubs do not know.
+# torch.infini, which is missing in torch's stubs.
 device_module: Any = torch.get_device_module
 
 
 def equal(got: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether two tensors, wherever they are, have the same dtype, shape and bits."""
+    """Return whether two tensors have the same dtype, shape and bits, on whatever devices."""
     return got.dtype == want.dtype and got.shape == want.shape and torch.equal(bits(got), bits(want))
 
 
@@ -171,7 +171,7 @@ def seeds() -> None:
 
 @everyday("random numbers")
 def generators() -> None:
-    """torch.Generator("infini"): seeds, state, clones; a generator of the CPU is refused."""
+    """torch.Generator("infini"): seeds, state, clones; a CPU generator raises."""
     generator = torch.Generator(DEVICE).manual_seed(3)
     state = generator.get_state()
     first = torch.randn(6, generator=generator, device=DEVICE)
@@ -447,7 +447,7 @@ def profiler() -> None:
 
 @everyday("threads")
 def four_threads() -> None:
-    """Four threads compute, allocate and run backward at a time, each as it would alone."""
+    """Four threads compute, allocate and run backward at the same time, each with the results of running alone."""
     x = data(16, 16)
     want = torch.autograd.functional.jvp(lambda v: v.tanh() @ v, x, x)[1]
     failures: list[BaseException] = []
@@ -459,7 +459,7 @@ def four_threads() -> None:
                 (here.tanh() @ here).sum().backward()
                 moved = torch.autograd.functional.jvp(lambda v: v.tanh() @ v, x.to(DEVICE), x.to(DEVICE))[1]
                 same_tensor(moved, want)
-        except BaseException as error:  # shown by the caller's thread
+        except BaseException as error:  # re-raised in the caller's thread
             failures.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
