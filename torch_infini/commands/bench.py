@@ -1,6 +1,6 @@
-"""bench: latency and throughput of a model in the engine, as CSV: one request alone, and many at once.
+"""bench: latency and throughput of a model in the engine, as CSV: a single request, and many at once.
 
-Prompts are random tokens, outputs have a fixed length; every line has its share of the memory bandwidth.
+Prompts are random tokens, and outputs have a fixed length; every line states the share of the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(llm: LLM, arguments: argparse.Namespace, requests: int) -> dict[str, float]:
-    """One round of so many requests at once."""
+    """Run one round with this many simultaneous requests."""
     import torch
 
     from ..engine import SamplingParams

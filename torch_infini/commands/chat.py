@@ -1,4 +1,4 @@
-"""chat: a conversation with a model in the terminal; answers come as they are computed, each with its speed."""
+"""chat: a conversation with a model in the terminal; answers are streamed, each followed by its speed."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Chat:
     """A conversation.
 
     Args:
-        llm: Whose tokenizer has a chat template.
-        params: Of every answer.
+        llm: The model; its tokenizer must have a chat template.
+        params: The settings of every answer.
         system: The system message; None: none.
 
     Attributes:
-        messages: So far, as LLM.chat takes them.
+        messages: The messages so far, as LLM.chat takes them.
     """
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
@@ -50,11 +50,11 @@ class Chat:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all but the system message."""
+        """Drop all messages but the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def take(self, line: str) -> bool:
-        """Obey a line that begins with "/", answer any other; return whether the conversation goes on."""
+        """Run a line that begins with "/" as a command, answer any other; return whether the conversation continues."""
         command, _, rest = line.partition(" ")
         rest = rest.strip()
         if not line.strip():
@@ -75,7 +75,7 @@ class Chat:
         return True
 
     def save(self, path: str) -> None:
-        """Write the messages to a file; say so, or what is wrong."""
+        """Write the messages to a file; print the result or the error."""
         try:
             Path(path).write_text(json.dumps({"messages": self.messages}, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
@@ -84,7 +84,7 @@ class Chat:
             print(f"saved {len(self.messages)} messages to {path}")
 
     def answer(self, text: str) -> None:
-        """Print the model's answer and its speed. Ctrl-C ends it; what had come is part of the conversation."""
+        """Print the model's answer and its speed. Ctrl-C ends it; the partial answer stays in the conversation."""
         self.messages.append({"role": "user", "content": text})
         answer, output = "", None
         try:
@@ -110,7 +110,7 @@ class Chat:
 
 
 def read_message(prompt: str) -> str:
-    """Return a line of stdin and those that continue it; EOFError at the end."""
+    """Return a line of stdin and its continuation lines; EOFError at the end."""
     lines = [input(prompt)]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     if tp_group is not None and tp_group.workers is None:
         raise CommandError("under torchrun every rank would ask: call it without, --tp starts the ranks")
     try:
-        llm.chat_prompt([{"role": "user", "content": "?"}])  # before the first question: is there a template?
+        llm.chat_prompt([{"role": "user", "content": "?"}])  # fails before the first question if there is no template
     except ValueError as error:
         raise CommandError(str(error)) from error
     chat = Chat(llm, params, arguments.system)
@@ -133,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     if sys.stdin.isatty():
         prompt = "> "
         print("/help lists the commands, Ctrl-D ends")
-        with suppress(ImportError):  # keys to edit a line, and to repeat one
+        with suppress(ImportError):  # keys to edit and to repeat a line
             import readline  # noqa: F401
     while True:
         try:

@@ -1,4 +1,4 @@
-"""demo: one prompt through a LLaMA as it is and patched: both texts, whether the tokens are equal, and the speeds."""
+"""demo: generates from one prompt with a LLaMA, unpatched and patched: both texts, equality of tokens, and speeds."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from .demo_run import run_demo  # transformers takes seconds to import: only this command pays
+    from .demo_run import run_demo  # transformers takes seconds to import, so only this command does
 
     return run_demo(arguments)

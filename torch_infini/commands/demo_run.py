@@ -1,6 +1,6 @@
 """The demo command: generates from one prompt with a LLaMA, unpatched and patched, and prints texts and speeds.
 
-The share of the memory-bandwidth limit is the bytes of weights that each token must read, over the measured bandwidth.
+The share of the memory-bandwidth limit is the bytes of weights that each token must read, divided by the bandwidth.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEVER_RUN = (
 
 @dataclass
 class Runs:
-    """The tokens that a form of the model generated, and the seconds of each timed run."""
+    """The tokens that one form of the model generated, and the seconds of each timed run."""
 
     tokens: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     seconds: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Runs:
 
 
 def load(folder: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
-    """Load the model and tokenizer of a local folder; CommandError if it is not a LLaMA's."""
+    """Load the model and tokenizer of a local folder; CommandError if it is not a LLaMA."""
     if not folder.is_dir():
         raise CommandError(f"--model must be a folder, got {folder}, which does not exist")
     if not (folder / "config.json").is_file():
@@ -88,7 +88,7 @@ def generate(model: Any, ids: Tensor, count: int) -> Tensor:
 def time_in_turns(
     model: LlamaForCausalLM, quantized: LlamaForCausalLM | None, ids: Tensor, count: int, runs: int
 ) -> tuple[Runs, Runs]:
-    """Measure (unpatched, patched) in turns, so that other load slows both alike; the model is left unpatched.
+    """Measure (unpatched, patched) in turns, so that other load slows both equally; the model is left unpatched.
 
     A quantized model is a separate one, because quantizing cannot be undone.
     """
@@ -105,7 +105,7 @@ def time_in_turns(
 
 
 def bytes_per_token(model: PreTrainedModel) -> int:
-    """Bytes of weights that one token reads: all but the embedding table, of which it reads one row."""
+    """Return the bytes of weights that one token reads: all but the embedding table, of which it reads one row."""
     table = model.get_input_embeddings().weight
     assert isinstance(table, Tensor)
     tied = model.get_output_embeddings()._parameters.get("weight") is table
@@ -123,7 +123,7 @@ def divergence(model: LlamaForCausalLM, ids: Tensor, plain: Tensor, patched: Ten
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Print the comparison; 0 if the tokens are equal or the weights quantized, else 1."""
+    """Print the comparison; return 0 if the tokens are equal or the weights quantized, else 1."""
     count = arguments.max_new_tokens
     if not arguments.prompt.strip():
         raise CommandError("--prompt must not be empty")
@@ -173,5 +173,5 @@ def run_demo(arguments: argparse.Namespace) -> int:
         f"(medians of {arguments.runs} runs in turns; each token reads {reads}, this machine reads "
         f"{bandwidth / 1e9:.1f} GB/s: at most {bandwidth / weights['patched']:.0f} tokens/s from memory)"
     )
-    # Integers are other weights: their tokens may be others.
+    # Integer weights differ from the original ones, so their tokens may differ.
     return 0 if equal or quantized else 1

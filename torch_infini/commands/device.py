@@ -1,6 +1,6 @@
-"""device: runs a list of everyday PyTorch calls on the device infini, each checked against the CPU, as a table.
+"""device: runs a list of everyday PyTorch calls on device infini, each checked against the CPU, as a table.
 
-Exit status 1 where one fails.
+The exit status is 1 if any call fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def chosen(names: str | None) -> list[ExampleCall]:
 
 
 def describe(outcome: Outcome) -> str:
-    """A row of the table; an error goes below its call."""
+    """Format a row of the table; an error follows below its call."""
     call, error = outcome.call, outcome.error
     below = [] if error is None else [f"{type(error).__name__}: {error}"]
     below += [] if outcome.note is None else [outcome.note]

@@ -1,7 +1,7 @@
-"""doctor: checks an installation: every op on every backend present against its float64 reference, and more.
+"""doctor: checks an installation: every op on every available backend against its float64 reference, and more.
 
-On the CPU with each instruction set that the machine has, on each GPU where the build has kernels for it; then threads,
-and a patched model. Exit status 1 on failure.
+Ops are checked on the CPU with each instruction set that the machine has, and on each GPU if the build has kernels for
+it; then threads, and a patched model. The exit status is 1 on failure.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_op_with(spec: OpInfo, capability: str) -> None:
 
 
 def check_threads() -> None:
-    """One OpenMP runtime in the process, or the thread count set in torch would not be ours."""
+    """Check that the process has one OpenMP runtime: with two, torch's thread count would not be ours."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -59,13 +59,13 @@ def check_threads() -> None:
 
 
 def check_providers() -> None:
-    """Every provider that INFINI_PROVIDERS names is there, as far as this process can know."""
+    """Check that every provider named in INFINI_PROVIDERS is registered, as far as this process can know."""
     missing = awaited_providers()
     assert not missing, f"nothing that this command imports registers {', '.join(missing)}: our kernels compute"
 
 
 def check_patched_model() -> None:
-    """Check that patch_model leaves the logits of a small random LLaMA as they were."""
+    """Check that patch_model does not change the logits of a small random LLaMA."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from ..patch import patch_model
@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"ok      {name}")
     if not find_spec("transformers"):
         print("skipped patch_model: transformers is not installed (pip install 'torch_infini[hf]')")
-    if " " in torch.__path__[0]:  # torch 2.13 does not quote it for the linker
+    if " " in torch.__path__[0]:  # torch 2.13 does not quote the path for the linker
         print(f"torch.compile: Inductor links nothing where torch's path has a space: {torch.__path__[0]}")
     print(f"tile registers (AMX): {cpu_tiles() or 'in use at level avx512_amx'}")
     for dtype in products.DTYPES:

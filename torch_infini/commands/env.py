@@ -1,4 +1,4 @@
-"""env: what a bug report needs: versions, the processor, instruction sets, threads, CUDA and our settings."""
+"""env: the facts that a bug report needs: versions, processor, instruction sets, threads, CUDA and our settings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def version_of(package: str) -> str | None:
 
 
 def cuda_driver() -> str | None:
-    """The CUDA release that the driver supports; None: there is no driver."""
+    """Return the CUDA release that the driver supports; None if there is no driver."""
     version = ctypes.c_int()
     try:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
@@ -70,7 +70,7 @@ def cuda_driver() -> str | None:
 
 
 def build() -> str:
-    """Which parts were built."""
+    """Describe which parts were built."""
     if is_whole():
         return "whole"
     levels = ", ".join(cpu_capabilities())
@@ -79,20 +79,21 @@ def build() -> str:
 
 
 def cuda_build() -> str:
-    """Whether our libraries have CUDA kernels."""
-    absent = RUNTIME.infinirtSetDevice(NVIDIA, -1) == DEVICE_TYPE_NOT_SUPPORTED  # refused in any case, and why tells
+    """Describe whether our libraries have CUDA kernels."""
+    # Device -1 always fails; the status says whether the device type is built.
+    absent = RUNTIME.infinirtSetDevice(NVIDIA, -1) == DEVICE_TYPE_NOT_SUPPORTED
     return "no" if absent else "emulated on the CPU" if emulates_cuda() else "yes"
 
 
 def cuda_kernels() -> str:
-    """Whether torch calls them for CUDA tensors: the build must have them, and this torch must have CUDA."""
+    """Describe whether torch calls them for CUDA tensors: both the build and this torch must have CUDA."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("infini::rms_norm", "CUDA"):
         return "registered"
     return f"not registered: {'this torch has no CUDA' if torch.version.cuda is None else 'the build has none'}"
 
 
 def cuda_devices() -> list[str]:
-    """Name, compute capability and memory of each GPU, as torch sees them."""
+    """List name, compute capability and memory of each GPU, as torch sees them."""
     names = []
     for index in range(torch.cuda.device_count() if torch.version.cuda else 0):
         properties = torch.cuda.get_device_properties(index)
@@ -102,7 +103,7 @@ def cuda_devices() -> list[str]:
 
 
 def shown(variable: str) -> str | None:
-    """A variable's value; of a secret only that it is set."""
+    """Return a variable's value; for a secret only that it is set."""
     value = os.environ.get(variable)
     return "set" if value is not None and variable == "INFINI_API_KEY" else value
 

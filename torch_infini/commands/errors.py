@@ -2,4 +2,4 @@
 
 
 class CommandError(Exception):
-    """Printed without a traceback; the exit status is 2."""
+    """Invalid input to a command; printed without a traceback, with exit status 2."""

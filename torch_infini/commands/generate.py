@@ -1,4 +1,4 @@
-"""generate: continues a prompt, or answers it, and shows the text as it comes; then how fast it was."""
+"""generate: continues a prompt, or answers it, and streams the text; then prints the speed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         llm = load(arguments, max_num_seqs=1)
         tp_group = llm.engine.model.tp_group
         if tp_group is not None and tp_group.rank > 0:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 prints
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # only rank 0 prints
         text = arguments.prompt
         stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if arguments.chat else text, params)
         if not arguments.chat:

@@ -1,4 +1,4 @@
-"""The model options of generate, chat, bench and serve, and loading a model with errors for the command line."""
+"""The model options of generate, chat, bench and serve, and model loading with errors for the command line."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
-    """Load the LLM of the arguments; CommandError if that fails."""
+    """Load an LLM from the arguments; CommandError if that fails."""
     from ..engine import LLM
 
     return make(LLM, arguments, settings)
 
 
 def load_async(arguments: argparse.Namespace, **settings: Any) -> AsyncLLM:
-    """Load the AsyncLLM of the arguments; CommandError if that fails."""
+    """Load an AsyncLLM from the arguments; CommandError if that fails."""
     from ..engine import AsyncLLM
 
     return make(AsyncLLM, arguments, settings)
 
 
 def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[str, Any]) -> T:
-    """Make a front end of the engine with the model options and these settings; CommandError if that fails."""
+    """Make an engine front end with the model options and these settings; CommandError if that fails."""
     import torch
 
     if arguments.threads is not None:
@@ -71,5 +71,5 @@ def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[s
         RuntimeError,
         MemoryError,
         AssertionError,
-    ) as error:  # the last is torch's, without CUDA
+    ) as error:  # the last is torch's error for a missing CUDA
         raise CommandError(str(error)) from error

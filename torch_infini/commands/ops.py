@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def describe(spec: OpInfo) -> dict[str, str | bool]:
-    """A row; the forms besides the functional one are true or false. Providers are shown where there are any at all."""
+    """Return a row; the forms besides the functional one are true or false. Providers are listed if any exist."""
     return {
         "op": spec.name,
         "backends": " ".join(spec.backends),
@@ -38,7 +38,7 @@ def describe(spec: OpInfo) -> dict[str, str | bool]:
 
 
 def provided(op: str) -> str:
-    """The op's providers, as INFINI_PROVIDERS names them."""
+    """Return the op's providers, in the form of INFINI_PROVIDERS."""
     chosen = chosen_providers()
     return ", ".join(f"{p.name}@{p.device}{' (in use)' if p in chosen else ''}" for p in providers(op))
 

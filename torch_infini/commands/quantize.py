@@ -1,6 +1,6 @@
-"""quantize: writes a folder with integer weights, which LLM, load_patched and transformers read.
+"""quantize: writes a folder with integer weights, for LLM, load_patched and transformers.
 
-The work is patch_model's and save_patched's.
+patch_model and save_patched do the work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""root: the folder with the C libraries (lib/) and their headers (include/), for INFINI_ROOT and for compilers."""
+"""root: prints the folder with the C libraries (lib/) and headers (include/), for INFINI_ROOT and compilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""run: a script for infinicore or infinilm, as `python SCRIPT` and `python -m MODULE` run it, on torch_infini."""
+"""run: runs a script for infinicore or infinilm on torch_infini, like `python SCRIPT` or `python -m MODULE`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import transformers4
 from .errors import CommandError
 
 HELP = "run a script written for infinicore or infinilm, which are then torch_infini's"
-INTERRUPTED = 130  # exit status after Ctrl-C, as Python's
+INTERRUPTED = 130  # exit status after Ctrl-C, as in Python
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise CommandError(str(error)) from None
     if asks_for_ranks(argv):
-        prepare_workers()  # they import torch while the script imports what it needs
+        prepare_workers()  # they import torch while the script imports its modules
     try:
         with transformers4.names():
             body()
@@ -65,14 +65,14 @@ def asks_for_ranks(argv: list[str]) -> bool:
 
 
 def script_body(path: str) -> Callable[[], Any]:
-    """Prepare a file as `__main__`, its folder first in sys.path."""
+    """Prepare a file as `__main__`, with its folder first in sys.path."""
     try:
         with io.open_code(os.path.abspath(path)) as file:
             source = file.read()
     except OSError as error:
         raise CommandError(f"SCRIPT must be a Python file, got {path}: {error.strerror}") from error
     if not getattr(sys.flags, "safe_path", False):  # Python 3.11's -P
-        if sys.path and sys.path[0] in ("", os.getcwd()):  # what -m put there
+        if sys.path and sys.path[0] in ("", os.getcwd()):  # what -m has put there
             del sys.path[0]
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
 
@@ -89,13 +89,13 @@ def script_body(path: str) -> Callable[[], Any]:
 
 def module_body(name: str) -> Callable[[], Any]:
     """Prepare a module, or a package's __main__."""
-    # runpy asks a loader for code, and that of an alias has none: the real module runs.
+    # runpy gets code from a loader, and an alias's loader has none: run the real module.
     real = compat.AliasFinder(compat.ALIASES).target(name) or name
     return lambda: runpy.run_module(real, run_name="__main__", alter_sys=True)
 
 
 def without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames above the script's."""
+    """Return a traceback without the frames above the script's."""
     above = {__file__, runpy.__file__, "<frozen runpy>"}
     while traceback is not None and traceback.tb_frame.f_code.co_filename in above:
         traceback = traceback.tb_next

@@ -31,7 +31,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_new_tokens: int,
 
 
 def sampling_of(arguments: argparse.Namespace) -> SamplingParams:
-    """Return the settings of the arguments; CommandError for those that SamplingParams refuses."""
+    """Return the settings of the arguments; CommandError for values that SamplingParams rejects."""
     from ..engine import SamplingParams
 
     try:

@@ -1,4 +1,4 @@
-"""serve: an HTTP server with OpenAI's interface on a model folder."""
+"""serve: an HTTP server with OpenAI's API for a model folder."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         if arguments.chat_template is not None:
             template = Path(arguments.chat_template).read_text(encoding="utf-8")
-        # Before the model is read, which takes long: the address may be in use.
+        # Bound before the slow loading of the model, because the address may be in use.
         listener = bind(arguments.host, arguments.port, arguments.uds)
     except (OSError, OverflowError, ValueError) as error:
         raise CommandError(str(error)) from error

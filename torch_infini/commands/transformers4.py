@@ -1,7 +1,7 @@
-"""Names of transformers 4 that scripts use and transformers 5 does not have, there while `run` runs a script.
+"""Names of transformers 4 that scripts use and transformers 5 lacks, provided while `run` runs a script.
 
-transformers itself is not imported: each class gets its names when the script's first import of it has run. Where a
-name is there already, as with transformers 4, nothing is changed.
+transformers itself is not imported here: each class gets its names after the script's first import of it. Names that
+already exist, as with transformers 4, are not changed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .._core.import_hooks import after_import
 
 @contextmanager
 def names() -> Iterator[None]:
-    """Provide the names for the body:
+    """Provide the names during the body:
 
-    * tokenizers: encode_plus and batch_encode_plus, and apply_chat_template gives a list of ids unless return_dict says
-      otherwise;
+    * tokenizers: encode_plus and batch_encode_plus; apply_chat_template returns a list of ids unless return_dict is
+      given;
     * configs: rope_theta, which transformers 5 keeps in rope_parameters.
 
-    torch_dtype, as an argument and as an attribute of configs, both releases have.
+    Both releases have torch_dtype, as an argument and as an attribute of configs.
     """
     with ExitStack() as undo:
         for module, provide in (
@@ -44,7 +44,7 @@ def _provide_for_tokenizers(undo: ExitStack, module: ModuleType) -> None:
 
     @functools.wraps(applied)
     def apply_chat_template(self: Any, conversation: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args:  # return_dict stands behind all that anyone gives by position
+        if not args:  # return_dict follows all arguments that callers pass by position
             kwargs.setdefault("return_dict", False)
         return applied(self, conversation, *args, **kwargs)
 
@@ -65,13 +65,14 @@ def batch_encode_plus(
 
 def _provide_for_configs(undo: ExitStack, module: ModuleType) -> None:
     cls = module.PretrainedConfig
-    if hasattr(cls, "__getattr__") or not hasattr(cls, "rope_scaling"):  # in 5 a property, for rope_parameters
+    # A property in transformers 5, for rope_parameters.
+    if hasattr(cls, "__getattr__") or not hasattr(cls, "rope_scaling"):
         return
 
-    def __getattr__(self: Any, name: str) -> Any:  # called where there is no such attribute
+    def __getattr__(self: Any, name: str) -> Any:  # called if there is no such attribute
         if name == "rope_theta":
             parameters = vars(self).get("rope_parameters")
-            # One dict for each type of layer has no single value.
+            # With one dict per type of layer there is no single value.
             if isinstance(parameters, dict) and isinstance(parameters.get(name), (int, float)):
                 return parameters[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -1,9 +1,9 @@
 """tune: times this machine's dense products, ours and ATen's, and prints from how many rows on ATen's is faster.
 
-Rows of conv are its output channels.
+The rows of conv are its output channels.
 
-Both take turns. ATen is chosen only where it is faster at a size and at all larger ones; ties go to our kernel, whose
-results do not depend on the number of rows.
+The two are timed in turns. ATen is chosen only from a size on at which, and above which, it is always faster; ties go
+to our kernel, whose results do not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .errors import CommandError
 HELP = "measure which dense products ATen computes faster on this machine, and store it"
 
 ROWS = (1, 4, 16, 64, 256, 1024)
-SIZES = (2048, 2816)  # of k and n: half a feed-forward layer of a 1.1B model
+SIZES = (2048, 2816)  # k and n: half a feed-forward layer of a 1.1B model
 BATCH = (32, 64)  # products of rows x 64 by 64 x rows: the scores of 32 heads
-# An image, a kernel's size and its step: a layer of a ResNet; the patches of a vision transformer.
+# Image, kernel size and stride: a layer of a ResNet; the patches of a vision transformer.
 IMAGES: dict[Product, tuple[tuple[int, int, int], int, int]] = {
     "conv": ((64, 58, 58), 3, 1),
     "patches": ((3, 336, 336), 14, 14),
 }
-MARGIN = 1.03  # how much faster ATen must be: less is noise
+MARGIN = 1.03  # how much faster ATen must be; smaller differences are noise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def calls(product: Product, rows: int, dtype: torch.dtype) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return the product by our op and by torch's, as functions."""
+    """Return functions that compute the product by our op and by torch's."""
     generator = torch.Generator().manual_seed(rows)
 
     def random(*shape: int, scale: float = 1) -> torch.Tensor:
@@ -70,7 +70,7 @@ def calls(product: Product, rows: int, dtype: torch.dtype) -> tuple[Callable[[],
 
 
 def measure(product: Product, dtype: torch.dtype, rows: int, rounds: int) -> dict[str, Any]:
-    """Seconds of a product by our kernel and by ATen, with the current number of threads."""
+    """Return the seconds of a product by our kernel and by ATen, with the current number of threads."""
     from ..testing.benchmark import medians
 
     ours, aten = calls(product, rows, dtype)
@@ -86,7 +86,7 @@ def measure(product: Product, dtype: torch.dtype, rows: int, rounds: int) -> dic
 
 
 def aten_from(lines: list[dict[str, Any]]) -> int | None:
-    """Return the least number of rows from which on ATen is faster, from measurements sorted by rows; None: never."""
+    """Return the least number of rows from which on ATen is faster, given measurements sorted by rows; None: never."""
     least = None
     for line in reversed(lines):
         if line["infini_us"] < MARGIN * line["aten_us"]:
