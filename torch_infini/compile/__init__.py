@@ -1,6 +1,6 @@
-"""The backend "infini" of torch.compile: infini ops for formulas that it finds in a graph, Inductor for all else.
+"""The backend "infini" of torch.compile: infini ops for formulas that it finds in a graph, Inductor for the rest.
 
-The model does not change. last_report() and the log "torch_infini.compile" tell what was replaced, and why not.
+The model is not changed. last_report() and the log "torch_infini.compile" say what was replaced, and why not.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("torch_infini.compile")
 PATTERN_NAMES = tuple(name for pattern in PATTERNS for name in pattern.names)
 
 # Ops of torch.ops.infini that are decomposed into aten ops, so that Inductor can fuse them with neighbours. Ops with an
-# exponential stay calls: their kernels are up to four times as fast as Inductor's code for the formula, which fusion
-# does not make up for (benchmarks/decompose.py).
+# exponential stay calls: their kernels are up to four times as fast as Inductor's code for the formula, more than
+# fusion gains (benchmarks/decompose.py).
 DECOMPOSED = ("add", "clip", "mul", "ones", "relu", "sub", "zeros")
 
 _reports: list[Report] = []
@@ -47,7 +47,7 @@ def replace_patterns(graph_module: GraphModule, patterns: Sequence[str] = PATTER
         patterns: The formulas to replace; all by default.
 
     Returns:
-        What was found, replaced and left.
+        The report: the sites found, replaced and left.
 
     Raises:
         ValueError: For an unknown pattern.
@@ -80,7 +80,7 @@ def backend(
         mode: As for backend="inductor".
         options: "patterns": the names of the formulas to replace (default: PATTERN_NAMES, all). "decompose": the names
             of the infini ops to decompose into aten ops (default: DECOMPOSED without those that a provider computes).
-            Any other option is Inductor's.
+            Any other option is passed to Inductor.
 
     Returns:
         A callable that runs the graph.

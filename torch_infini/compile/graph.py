@@ -1,7 +1,7 @@
 """Reads and changes the graphs that Dynamo captures: torch calls as written, before any lowering.
 
-The patterns use this: one name for all spellings of an operation (x * y, torch.mul, x.mul), arguments by name, looking
-through casts and views, and what may alias what.
+The patterns use this module: one name for all spellings of an operation (x * y, torch.mul, x.mul), arguments by name,
+looking through casts and views, and aliasing.
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ def is_number(node: Any) -> bool:
 
 
 def number(node: Any) -> float:
-    """Return the number, and guard a symbolic one: the compiled graph is then specialized to it."""
+    """Return the number; guard a symbolic one, which specializes the compiled graph to it."""
     found = value(node) if isinstance(node, Node) else node
     return found.node.guard_float("", 0) if isinstance(found, torch.SymFloat) else float(found)
 
 
 def alike(*nodes: Any) -> bool:
-    """Return whether the nodes are tensors of one shape and dtype; symbolic sizes must be the same symbol."""
+    """Return whether the nodes are tensors of equal shape and dtype; symbolic sizes must be the same symbol."""
     tensors = [tensor(node) for node in nodes]
     first = tensors[0]
     if first is None or any(t is None for t in tensors):
@@ -142,7 +142,7 @@ def same_shape(a: Any, b: Any) -> bool:
 
 
 def dense_rows(t: Tensor) -> bool:
-    """Return whether the last dimension has stride 1, which most kernels require."""
+    """Return whether the last dimension has stride 1, as most kernels require."""
     return t.dim() > 0 and (known_equal(t.stride(-1), 1) or known_equal(t.shape[-1], 1))
 
 
@@ -160,12 +160,12 @@ def alike_shape(node: Node) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two nodes have the same value: one node, or casts of one node to the same dtype."""
+    """Return whether two nodes have the same value: the same node, or casts of one node to the same dtype."""
     return a is b or (is_cast(a) and is_cast(b) and alike(a, b) and same(a.args[0], b.args[0]))
 
 
 def without_identity(node: Any) -> Any:
-    """Skip casts to the same dtype and dropout with p = 0 or outside of training."""
+    """Skip casts to the same dtype, and dropout with p = 0 or outside of training."""
     while True:
         if is_cast(node) and alike(node, node.args[0]):
             node = node.args[0]
@@ -258,7 +258,7 @@ def inside(last: Node, inputs: list[Any]) -> Iterator[Node]:
 
 
 def sweep(graph: Graph, nodes: list[Node]) -> None:
-    """Erase those of the nodes that have no users. (Graph.eliminate_dead_code would erase x.add_(1) as well.)"""
+    """Erase the nodes that have no users. (Graph.eliminate_dead_code would also erase x.add_(1).)"""
     erased = True
     while erased:
         erased = False

@@ -1,7 +1,7 @@
-"""Lets Inductor call the out variants of infini ops on buffers that it plans and reuses.
+"""Makes Inductor call the out variants of infini ops on buffers that it plans and reuses.
 
 Otherwise Inductor calls the functional ops, which allocate their results. From torch 2.14 on, a tag on the out variant
-has the same effect (see ops/_registry.py); this is for earlier releases, and for the backend "infini" in all.
+has the same effect (see ops/_registry.py); this module serves earlier releases, and the backend "infini" in all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def lowering(spec: OpSpec) -> Callable[..., Any]:
             tensors.append(values.pop(name))
         result = V.graph.current_node.meta["val"]
         later = any(isinstance(value, ir.IRNode) for value in values.values())
-        # ExternKernelOut takes the tensors first, and the C++ wrapper would need a declaration of the op.
+        # ExternKernelOut passes tensors first, and the C++ wrapper would need a declaration of the op.
         if later or V.graph.cpp_wrapper or not isinstance(result, torch.Tensor):
             return functional(*args, **kwargs)
         shape, strides = (convert_shape_to_inductor(n) for n in (result.shape, result.stride()))

@@ -12,11 +12,11 @@ class Report:
     """One compiled graph.
 
     Attributes:
-        found: The number of sites of each pattern: "rms_norm", "add_rms_norm", "swiglu", "geglu", "rope",
-            "attention", "linear".
-        replaced: The number of them that infini ops compute now.
-        left: (pattern, reason) of each site that was left as it is.
-        skipped: Why the whole graph was left as it is; None if it was not.
+        found: The number of sites of each pattern: "rms_norm", "add_rms_norm", "swiglu", "geglu", "rope", "attention",
+            "linear".
+        replaced: The number of those sites that infini ops now compute.
+        left: (pattern, reason) of each site that was not replaced.
+        skipped: Why the whole graph was left unchanged; None if it was not.
     """
 
     found: Counter[str] = field(default_factory=Counter)
@@ -25,7 +25,7 @@ class Report:
     skipped: str | None = None
 
     def record(self, name: str, reason: str | None, wanted: frozenset[str]) -> bool:
-        """Count a site of a pattern; return whether to replace it: there is no reason against it, and it is wanted."""
+        """Count a site of a pattern; return whether to replace it: it is wanted, and `reason` is None."""
         self.found[name] += 1
         reason = reason or (None if name in wanted else "it was not requested")
         if reason:
@@ -35,7 +35,7 @@ class Report:
         return reason is None
 
     def lines(self) -> Iterator[str]:
-        """Yield the report line by line; equal reasons of a pattern are counted."""
+        """Yield the report line by line; equal reasons of a pattern are merged and counted."""
         if self.skipped:
             yield f"the graph was left as it is: {self.skipped}"
         for name in sorted(self.found):

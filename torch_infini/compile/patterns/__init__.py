@@ -1,7 +1,7 @@
 """The patterns that backend="infini" looks for.
 
-Every module of this folder that does not begin with an underscore defines one, PATTERN, and is found here: adding a
-pattern means adding a file.
+Every module of this folder whose name does not begin with an underscore defines one, PATTERN, and is found
+automatically: adding a pattern means adding a file.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ class Pattern:
     """One formula, or several that one search finds.
 
     Attributes:
-        names: What the report counts, and what users select.
-        apply: Takes (graph, report, wanted), where wanted has the names to replace; records each site in the report and
-            replaces it in the graph.
-        order: Patterns are applied in this order, and those of equal order by the names of their files.
+        names: The names that the report counts and users select.
+        apply: Takes (graph, report, wanted), where wanted holds the names to replace; records each site in the report
+            and replaces it in the graph.
+        order: Patterns are applied in ascending order, patterns of equal order by file name.
     """
 
     names: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Attention: scaled_dot_product_attention, or scores, softmax and the product with V written out.
 
-Scores may have a softcap by tanh, as in Gemma 2. Keys and values that are repeated for the query heads of a group are
-used without the repetition.
+Scores may have a softcap by tanh, as in Gemma 2. If keys and values are repeated for the query heads of a group, the op
+gets them without the repetition.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ def of_function(node: Node) -> Site | str:
     queries, keys = tensor(q), tensor(k)
     if queries is None or keys is None:
         return "its shapes are not known"
-    # torch aligns the causal mask at the first key, the kernel at the last: they agree for equal lengths.
+    # torch aligns the causal mask at the first key, the kernel at the last: they agree only for equal lengths.
     if not isinstance(causal, bool) or (causal and not known_equal(queries.shape[-2], keys.shape[-2])):
         return "its causal mask is aligned at the first key, with more keys than queries"
     return Site(q, k, v, mask, causal, None if scale is None else number(scale), node)
 
 
 def of_softmax(node: Node) -> Site | str | None:
-    """softmax(q k^T * scale + mask) v, or with softcap * tanh(q k^T * scale / softcap) for the scores.
+    """Match softmax(q k^T * scale + mask) v, with softcap * tanh(q k^T * scale / softcap) as optional scores.
 
-    None if this softmax is not part of that.
+    Return None if this softmax is not part of that formula.
     """
     weights, product = node, only_user(node)
     while product is not None and argument(product, 0) is weights:
@@ -119,7 +119,7 @@ def of_softmax(node: Node) -> Site | str | None:
 
 
 def without_factors(node: Any) -> tuple[Any, float]:
-    """Return (x, f) of x * f, where f may be the product of several numbers, or of none."""
+    """Return (x, f) of x * f, where f may be the product of several numbers, or 1."""
     node, factor = without_identity(node), 1.0
     while is_(node, "mul", "div") and is_number(argument(node, 1)):
         by = number(argument(node, 1))
@@ -173,7 +173,7 @@ def unsupported_reason(graph: Graph, site: Site) -> str | None:
 
 
 def replace(graph: Graph, site: Site) -> None:
-    # For both or neither: the kernel takes one number of key heads.
+    # For both or neither, because the kernel takes one number of key heads.
     k, v = unrepeated(site.k), unrepeated(site.v)
     if known_tensor(k).shape[1] != known_tensor(v).shape[1]:
         k, v = site.k, site.v

@@ -1,4 +1,4 @@
-"""Linear layers: with few rows the kernel is limited by memory bandwidth only, which torch's product is not.
+"""Linear layers: with few rows the kernel is limited only by memory bandwidth, unlike torch's product.
 
 With many rows of bfloat16 the op calls the same product as Inductor.
 """

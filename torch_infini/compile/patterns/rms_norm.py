@@ -44,7 +44,7 @@ class Site:
 
     x: Node
     weight: Node
-    eps: Any  # a number, or a node whose value is one
+    eps: Any  # a number, or a node whose value is a number
     rounding: str
     last: Node
 
@@ -64,7 +64,7 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
 
 
 def of_function(node: Node) -> Site | str:
-    """Match torch.nn.functional.rms_norm; its default eps is that of the dtype it computes in."""
+    """Match torch.nn.functional.rms_norm, whose default eps is that of the dtype it computes in."""
     x, shape = argument(node, 0), argument(node, 1, "normalized_shape")
     weight, eps = argument(node, 2, "weight"), argument(node, 3, "eps")
     source = tensor(x)
@@ -144,7 +144,7 @@ def form(x: Node, normalized: Node, eps: Any) -> Site | str:
 
 
 def result_in(node: Node, dtype: torch.dtype) -> Node | None:
-    """Return the node if it has the dtype, or else its only user if that is a cast to the dtype."""
+    """Return the node if it has the dtype, else its only user if that casts it to the dtype."""
     found = tensor(node)
     if found is not None and found.dtype == dtype:
         return node
@@ -197,7 +197,7 @@ def replace(graph: Graph, site: Site, report: Report, wanted: frozenset[str]) ->
 
 
 def can_join(graph: Graph, total: Any, site: Site) -> bool:
-    """Return whether x sums two tensors of one shape and dtype, and the op's inputs exist where they are added."""
+    """Return whether x sums two tensors of equal shape and dtype, and the op's inputs exist at that node."""
     if not is_(total, "add") or total.kwargs or len(total.args) != 2 or not alike(total, *total.args):
         return False
     if not all(dense_rows(known_tensor(a)) for a in total.args):
@@ -206,4 +206,4 @@ def can_join(graph: Graph, total: Any, site: Site) -> bool:
     return order[site.weight] < order[total] and not written_between([total], total.next, site.last)
 
 
-PATTERN = Pattern(("rms_norm", "add_rms_norm"), apply, order=0)  # first: while the residual additions are still there
+PATTERN = Pattern(("rms_norm", "add_rms_norm"), apply, order=0)  # first, before the residual additions are replaced

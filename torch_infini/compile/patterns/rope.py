@@ -1,6 +1,7 @@
 """Rotary position embedding as in transformers: q * cos + rotate_half(q) * sin, on all or the first columns.
 
-The kernel reads half of cos and sin, so the graph must show that their halves are equal: cos of cat((freqs, freqs)).
+The kernel reads only half of cos and sin, so the graph must show that their halves are equal: cos of cat((freqs,
+freqs)).
 """
 
 from __future__ import annotations

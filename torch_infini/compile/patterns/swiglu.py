@@ -1,6 +1,6 @@
 """The gated activations silu(gate) * up and gelu(gate) * up, with gate and up from two projections or halves of one.
 
-Of gelu only the tanh approximation, as an argument of torch's function.
+For gelu only the tanh approximation, as an argument of torch's function.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
         with graph.inserting_before(product):
             result = insert(graph, getattr(torch.ops.infini, name).default, (gate, up), like=product)
         product.replace_all_uses_with(result)
-        sweep(graph, [product, node, *node.all_input_nodes])  # the sigmoid, where it was written out
+        sweep(graph, [product, node, *node.all_input_nodes])  # including the sigmoid, if it was written out
 
 
 def gelu_of(node: Any) -> Node | None:
