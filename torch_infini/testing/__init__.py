@@ -1,4 +1,4 @@
-"""What `doctor`, benchmarks and tests share; ops/ has the reference, samples and expected errors of each op."""
+"""Shared by `doctor`, benchmarks and tests; ops/ has the reference, samples and expected errors of each op."""
 
 from .compare import as_tuple, call, check_against_reference, moved, on_cpu
 from .layouts import LAYOUTS, relayout

@@ -1,6 +1,6 @@
-"""Times of calls that are compared: all take turns in every round, so that a slow moment of the machine hits all alike.
+"""Times of calls to compare: they take turns in every round, so that a slow moment of the machine affects all.
 
-The median over the rounds counts. For benchmarks, and for what measures the machine at hand (commands/tune.py).
+The median over the rounds is reported. For benchmarks, and for commands/tune.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Call = Callable[[], Any]
 
 
 def seconds(call: Call, repeats: int = 1) -> float:
-    """Mean time of `repeats` calls in a row."""
+    """Return the mean time of `repeats` calls in a row."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()
@@ -23,7 +23,7 @@ def seconds(call: Call, repeats: int = 1) -> float:
 
 
 def repeats_for(call: Call, least: float) -> int:
-    """How many calls in a row take `least` seconds; the calls made to learn it also warm up."""
+    """Return how many calls in a row take `least` seconds; the calls made to find out also warm up."""
     call()
     repeats = 1
     while (each := seconds(call, repeats)) * repeats < least / 2:
@@ -32,7 +32,7 @@ def repeats_for(call: Call, least: float) -> int:
 
 
 def medians(calls: Mapping[str, Call], rounds: int = 7, least: float = 0.02) -> dict[str, float]:
-    """Median seconds of each call, over rounds in which each is repeated for about `least` seconds or more."""
+    """Return the median seconds of each call, over rounds that repeat it for about `least` seconds or more."""
     repeats = {name: repeats_for(call, least) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
@@ -44,12 +44,12 @@ def medians(calls: Mapping[str, Call], rounds: int = 7, least: float = 0.02) -> 
 def interleaved_medians(
     measurements: Mapping[str, Callable[[], Mapping[str, float]]], rounds: int, before: Call | None = None
 ) -> dict[tuple[str, str], float]:
-    """Medians of what measurements that time themselves return.
+    """Return the medians of measurements that time themselves.
 
     Args:
         measurements: By name; each returns seconds by phase.
-        rounds: In addition to a first one, which warms up and does not count.
-        before: Called at the start of every round, the first included.
+        rounds: The number of rounds, besides a first one that warms up and is not counted.
+        before: Called at the start of every round, including the first.
 
     Returns:
         Median seconds by (name, phase).

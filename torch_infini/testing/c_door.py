@@ -1,7 +1,7 @@
 """c_op: describes an operator of the C ABI by the OpInfo of the torch op that runs the same kernel.
 
-Samples, reference, tolerances and error sentences are the OpInfo's, under the names of the C header. What only the C
-ABI has (negative strides, NULL, more dtypes) is added by the caller.
+Samples, reference, tolerances and error messages are the OpInfo's, with the names of the C header. The caller adds what
+only the C ABI has (negative strides, NULL, more dtypes).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .c_ops import DTYPES, INTERFACE, TOLERANCES, CErrorCase, COp, CSample, Desc
 from .layouts import LAYOUTS, relayout
 from .op_info import ErrorCase, OpInfo, Sample
 
-UNWRITTEN = 77  # what an output holds before the call, so that an element that is not written shows
+UNWRITTEN = 77  # the value of outputs before the call, so that elements that are not written show
 
 Arguments = dict[str, Any]
 
-# The status that goes with a sentence, by how it ends or what its rule is about; the first that matches.
+# The status for a message, by its end or its rule; the first match counts.
 _STATUSES = (
     (r"share no memory|infinit|finite number", "BAD_PARAM"),
     (r"got strides \[|broadcast view|stride 1|contiguous", "BAD_TENSOR_STRIDES"),
@@ -33,54 +33,54 @@ _STATUSES = (
 
 
 def status_of(message: str) -> str:
-    """The status for a sentence, by what its rule is about: shapes, dtypes or strides; otherwise BAD_PARAM."""
+    """Return the status for a message, by its rule: shapes, dtypes or strides; otherwise BAD_PARAM."""
     return next((status for pattern, status in _STATUSES if re.search(pattern, message)), "BAD_PARAM")
 
 
 def bound(info: OpInfo, case: Sample | ErrorCase) -> Arguments:
-    """All arguments of a call of the torch op by name, with the schema's defaults for those that are not given."""
+    """Return all arguments of a call of the torch op by name, including the schema's defaults."""
     given = dict(zip(info.arguments, case.args, strict=False)) | case.kwargs
     defaults = {a.name: a.default_value for a in info.op._schema.arguments if a.has_default_value()}
     return defaults | given
 
 
 def unwritten(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An output before the call."""
+    """Return an output as it is before the call."""
     return torch.full(tuple(shape), UNWRITTEN).to(dtype)
 
 
 def renamed(names: Mapping[str, str], fixed: Mapping[str, Any], args: Arguments) -> Arguments | None:
-    """The arguments under the header's names, without the fixed ones; None where one of those has another value."""
+    """Return the arguments under the header's names, without the fixed ones; None if a fixed one has another value."""
     if any(args[name] != value for name, value in fixed.items()):
         return None
     return {names.get(name, name): value for name, value in args.items() if name not in fixed}
 
 
 def in_words(words: Mapping[str, str], message: str) -> str:
-    """The sentence with each of these words replaced."""
+    """Return the message with each of these words replaced."""
     names = "|".join(map(re.escape, words))
     return re.sub(rf"\b({names})\b", lambda found: words[found[0]], message) if words else message
 
 
 def backwards(tensor: Tensor) -> Described:
-    """The same elements, the first dimension stored from the last to the first: a negative stride."""
+    """Return the same elements with the first dimension stored in reverse: a negative stride."""
     base = tensor.flip(0).contiguous()
     strides = (-base.stride(0), *base.stride()[1:])
     return Described(base, tuple(base.shape), strides, (base.shape[0] - 1) * base.stride(0))
 
 
 def sizes(sample: CSample) -> list[int]:
-    """The elements of each tensor."""
+    """Return the number of elements of each tensor."""
     return [value.numel() for value in sample.args.values() if isinstance(value, Tensor)]
 
 
 def has_several(sample: CSample) -> bool:
-    """Whether each tensor has several elements, but for those without dimensions."""
+    """Return whether each tensor with dimensions has several elements."""
     return min((v.numel() for v in sample.args.values() if isinstance(v, Tensor) and v.dim()), default=1) > 1
 
 
 def all_but(*names: str) -> Callable[[ErrorCase], bool]:
-    """For c_op's `refuses`: every refused call but those of these names."""
+    """Return a `refuses` for c_op that accepts every error case except those of these names."""
     return lambda case: case.name not in names
 
 
@@ -114,30 +114,30 @@ def c_op(
     """Derive the description of infiniop<name>.
 
     Args:
-        info: Of the torch op.
+        info: The torch op's.
         name: As in infiniopCreate<name>Descriptor.
-        outputs: The header's names of what the op writes, in the order of the torch op's results.
-        names: The header's name for each argument of the torch op that is called otherwise there.
-        fixed: Arguments that the C operator lacks, with the value that it computes with. Samples and refused calls
-            with another value are the torch op's alone.
-        samples: Calls besides those of `info`: a Sample of the torch op's arguments (of a dtype that only the C
-            operator takes, say), or a CSample for what torch cannot state (negative strides, an output's layout).
-        errors: Calls that only the C ABI can refuse, besides those of `info`.
-        to_c, to_torch: Instead of `names` and `fixed`, where arguments differ in more than their names: from the torch
-            op's arguments, all by name, to the C operator's inputs (None: it has no such call), and back. With the
-            inputs may come all outputs, where they are not the torch op's.
-        statuses: By the name of a refused call, the status where `status_of` is wrong about it.
-        refuses: Which of the torch op's refused calls the C operator refuses with the same sentence.
-        words: What the C operator's sentences call things that the torch op's call otherwise: {"out": "y"}.
-        updates: The outputs that the op reads before it writes them; `to_c` gives them. All, where the torch op writes
-            into its arguments.
-        reference: Instead of the torch op's reference and comparison, where what is computed differs.
+        outputs: The header's names of the outputs, in the order of the torch op's results.
+        names: The header's name for each argument of the torch op that has another name there.
+        fixed: Arguments that the C operator lacks, with the value that it uses. Samples and error cases with another
+            value are skipped.
+        samples: Calls besides those of `info`: a Sample of the torch op's arguments (for example of a dtype that only
+            the C operator supports), or a CSample for what torch cannot express (negative strides, an output's layout).
+        errors: Calls besides those of `info` that only the C ABI can reject.
+        to_c, to_torch: Instead of `names` and `fixed`, if arguments differ in more than their names: convert the torch
+            op's arguments, all by name, to the C operator's inputs (None: it has no such call), and back. The inputs
+            may include all outputs, if they differ from the torch op's.
+        statuses: The status of an error case, by its name, if `status_of` is wrong about it.
+        refuses: Which of the torch op's error cases the C operator rejects with the same message.
+        words: Words of the torch op's messages that the C operator replaces: {"out": "y"}.
+        updates: The outputs that the op reads before it writes them; `to_c` provides them. All outputs, if the torch op
+            writes into its arguments.
+        reference: Replaces the torch op's reference and comparison if the results differ.
         dtypes: The dtypes that samples are made for, if not those of `info`.
-        largest: Elements of a tensor; samples of `info` with more are left to the torch op, for the tests' time.
-        reversible: The header's names of tensors whose first dimension may have a negative stride: one call for each
-            dtype has all of them so.
-        variants: Takes the C operator's arguments of a call, returns further calls, named: other strides, NULL.
-        varied: For a dtype, the calls to vary. Otherwise the first sample that has several elements is varied.
+        largest: The most elements of a tensor; larger samples of `info` are skipped, to save time.
+        reversible: The header's names of tensors whose first dimension may have a negative stride: one call per dtype
+            has all of them so.
+        variants: Takes the C operator's arguments of a call, returns further named calls: other strides, NULL.
+        varied: For a dtype, the calls to vary. By default the first sample with several elements.
         more: Further fields of COp.
     """
     names, fixed, statuses, words = names or {}, fixed or {}, statuses or {}, words or {}
@@ -156,7 +156,7 @@ def c_op(
         return backward({key: value for key, value in args.items() if key not in outputs or key in read})
 
     def can_be_stated(key: str, value: Any) -> bool:
-        """Whether the C ABI can be given the value: memory of the host, dtypes and numbers that it has."""
+        """Return whether the C ABI can take the value: host memory, and dtypes and numbers that it has."""
         if isinstance(value, Tensor):
             return value.device.type == "cpu" and value.dtype in DTYPES
         if isinstance(value, float):
@@ -164,7 +164,7 @@ def c_op(
         return key not in ints or ctypes.c_int(value).value == value
 
     def to_state(args: Arguments) -> Arguments | None:
-        """The C operator's inputs, None where it has no such call."""
+        """Return the C operator's inputs; None if it has no such call."""
         inputs = forward(dict(args))
         return inputs if inputs is not None and all(can_be_stated(*item) for item in inputs.items()) else None
 
@@ -187,8 +187,8 @@ def c_op(
         return [call for call in calls if call is not None]
 
     def further(usual: Arguments) -> Iterator[tuple[str, Arguments]]:
-        """The call in every layout that each op serves, and in place."""
-        # What has no descriptor lies as the header says.
+        """Yield the call in every layout that each op supports, and in place."""
+        # Tensors without a descriptor have the layout that the header states.
         dense = {names.get(argument, argument) for argument in info.contiguous} | usual.keys() - described
         for layout in (name for name, (_, must_serve) in LAYOUTS.items() if must_serve):
             yield layout, {k: v if k in dense else relayout(layout, v) for k, v in usual.items()}
@@ -201,7 +201,7 @@ def c_op(
         label, tolerance = str(dtype).removeprefix("torch."), tolerances.get(dtype)
         calls = [call for call in calls_of(info.samples(dtype), label, tolerance) if max(sizes(call)) <= largest]
         usual = next(call for call in calls if has_several(call))
-        further_calls: list[CSample] = []  # made before any call writes its results
+        further_calls: list[CSample] = []  # created before any call writes its results
         bases = [usual] if varied is None else calls_of(varied(dtype), label, tolerance)
         for base, vary in [(usual, further)] + [(base, variants) for base in bases if variants is not None]:
             start = label if base is usual else base.name
@@ -228,7 +228,7 @@ def c_op(
                 continue
             try:
                 usual = results(args, inputs)
-            except (RuntimeError, IndexError, ZeroDivisionError):  # the fake needs what the call lacks
+            except (RuntimeError, IndexError, ZeroDivisionError):  # the fake needs an argument that the call lacks
                 usual = results(bound(info, valid), inputs)
             at = "run" if case.of_values or "share no memory" in case.message else "create"
             status = statuses.get(case.name) or ("BAD_PARAM" if case.of_values else status_of(case.message))

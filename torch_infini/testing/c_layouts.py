@@ -1,7 +1,7 @@
-"""The strides that an operator of the C ABI takes: one call in every pattern of them.
+"""The strides that an operator of the C ABI supports: one call per pattern.
 
-For ops whose inputs and outputs may have any strides, torch's (transposed, sliced, expanded) and those that only a
-descriptor can state (negative ones).
+For ops whose inputs and outputs may have any strides: torch's (transposed, sliced, expanded) and those that only a
+descriptor can express (negative ones).
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from .c_ops import Described
 
 
 def backwards(t: Tensor) -> Described:
-    """The memory of a contiguous tensor, from its last element to its first."""
+    """View the memory of a contiguous tensor from its last element to its first."""
     return Described(t, tuple(t.shape), tuple(-stride for stride in t.stride()), t.numel() - 1)
 
 
 def mirrored(t: Tensor) -> Described:
-    """The memory of a contiguous tensor, each row from its last element to its first."""
+    """View the memory of a contiguous tensor, each row from its last element to its first."""
     return Described(t, tuple(t.shape), (*t.stride()[:-1], -1), t.shape[-1] - 1)
 
 
 def mirrored_columns(t: Tensor) -> Described:
-    """The memory of a contiguous tensor, by columns, each from its last element to its first."""
+    """View the memory of a contiguous tensor by columns, each from its last element to its first."""
     steps = [-1, *(math.prod(t.shape[:dim]) for dim in range(1, t.dim()))]
     return Described(t, tuple(t.shape), tuple(steps), t.shape[0] - 1)
 
 
 def last_dimension_first(t: Tensor) -> Tensor:
-    """The values with the dimensions in memory in reverse order: a matrix lies by columns."""
+    """Copy the values to memory with the dimensions in reverse order: a matrix becomes column-major."""
     order = range(t.dim())[::-1]
     return t.permute(*order).contiguous().permute(*order)
 
 
 def apart(t: Tensor) -> Tensor:
-    """The values 3 elements apart in the last dimension, between others."""
+    """Copy the values so that they lie 3 elements apart in the last dimension, between others."""
     wide = torch.zeros(*t.shape[:-1], 3 * t.shape[-1]).to(t.dtype)
     wide[..., 1::3] = t
     return wide[..., 1::3]
 
 
 def every_layout(args: Mapping[str, Any], outputs: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Vary the strides of the tensors that have the shape of the first output, which are contiguous in `args`."""
+    """Vary the strides of the tensors with the shape of the first output, which are contiguous in `args`."""
     shape = args[outputs[0]].shape
     alike = [key for key, value in args.items() if isinstance(value, Tensor) and value.shape == shape]
     inputs, written = [key for key in alike if key not in outputs], [key for key in alike if key in outputs]

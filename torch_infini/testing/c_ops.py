@@ -1,6 +1,6 @@
-"""What tests, fuzzer and benchmarks share of the C ops: one file an op (or a family), with a description of each.
+"""Shared by tests, fuzzer and benchmarks of the C ops: a description of each, one file per op (or family).
 
-`call` runs an op through the C ABI on torch tensors: arguments go by the names that the op's header gives them.
+`call` runs an op through the C ABI on torch tensors; arguments have the names in the op's header.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ INTERFACE = parse(ROOT / "include")
 STATUS = {value: name.removeprefix("INFINI_STATUS_") for name, value in INTERFACE.enums["infiniStatus_t"].items()}
 # No operator computes in complex numbers.
 DTYPES: dict[torch.dtype, int] = {dt: int(number) for dt, number in INFINI_DTYPES.items() if not dt.is_complex}
-# (relative, absolute) error that is allowed where a sample names none; integers must be equal.
+# The allowed (relative, absolute) error if a sample states none; integers must be equal.
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float64: (1e-13, 1e-13),
     torch.float32: (2e-6, 2e-6),
@@ -32,7 +32,7 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 
 
 class CError(RuntimeError):
-    """A function of the C ABI returned something else than SUCCESS: `status` is its name, the text its sentence."""
+    """A function of the C ABI failed: `status` is its status's name, the text its message."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -41,25 +41,25 @@ class CError(RuntimeError):
 
 @dataclass(frozen=True)
 class Described:
-    """A tensor as a descriptor may state it and torch may not: any strides on any memory.
+    """A tensor that a descriptor can express and torch may not: any strides on any memory.
 
-    `base` is the memory, `offset` the place of the element with all indices 0 in it, in elements of `base`.
+    `base` is the memory, `offset` the position in it of the element with all indices 0, in elements of `base`.
     """
 
     base: Tensor
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int = 0
-    dtype: int | None = None  # an infiniDtype_t, if not that of base
+    dtype: int | None = None  # an infiniDtype_t, if different from base's
 
 
 def memory_of(tensor: Tensor) -> Tensor:
-    """All bytes of the tensor's storage."""
+    """Return all bytes of the tensor's storage."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def clone(args: Mapping[str, Any], device: str | torch.device | None = None) -> dict[str, Any]:
-    """Copies of all tensors, strides kept, on `device` if given; what shares a tensor or memory shares its copy."""
+    """Copy all tensors, with their strides, to `device` if given; tensors that share memory share their copy."""
     copies: dict[int, Any] = {}
     memory: dict[int, torch.UntypedStorage] = {}
 
@@ -81,7 +81,7 @@ def clone(args: Mapping[str, Any], device: str | torch.device | None = None) -> 
 
 
 def as_tensor(value: Tensor | Described) -> Tensor:
-    """What a descriptor with strides that torch does not know (negative ones) shows, copied element by element."""
+    """Copy a tensor with strides that torch does not support (negative ones), element by element."""
     if isinstance(value, Tensor):
         return value
     index = torch.full(value.shape, value.offset, dtype=torch.int64)
@@ -92,10 +92,10 @@ def as_tensor(value: Tensor | Described) -> Tensor:
 
 @dataclass(frozen=True)
 class CSample:
-    """One call: every argument of Create and of the op itself, by name; tensors without `_desc`.
+    """One call: all arguments of Create and of the op itself, by name; tensors without `_desc`.
 
-    Tensors that are written are given as they are before the call (fill them with something that a skipped write would
-    show). In place: the same tensor object under two names. None: NULL.
+    Tensors to be written are given as they are before the call (fill them so that a skipped write shows). For a call in
+    place, give the same tensor object under two names. None: NULL.
     """
 
     name: str
@@ -105,9 +105,9 @@ class CSample:
 
 @dataclass(frozen=True)
 class CErrorCase:
-    """A call that must be refused: by `at` ("create" or "run"), with this status and this sentence.
+    """A call that `at` ("create" or "run") must reject, with this status and this message.
 
-    of_values: the rule is about the tensors' contents, which only the CPU looks at before it computes.
+    of_values: the rule is about the tensors' contents, which only the CPU checks before it computes.
     """
 
     name: str
@@ -124,19 +124,19 @@ class COp:
 
     Attributes:
         name: As in infiniopCreate<name>Descriptor.
-        outputs: Names of the tensors that it writes.
-        reference: Takes the arguments by name, as they were before the call, and returns what each output must hold, in
-            float64 (or as integers), computed from the inputs as they are. It has no side effects.
-        samples: The calls that the generic tests make: every dtype of the specification, odd and large shapes, strides,
-            broadcast inputs, in place, empty, no dimensions where allowed.
-        errors: The calls that must be refused.
+        outputs: The names of the tensors that it writes.
+        reference: Takes the arguments by name, as they were before the call, and returns the expected outputs in
+            float64 (or as integers), computed from the given inputs. It has no side effects.
+        samples: The calls of the generic tests: every dtype of the specification, odd and large shapes, strides,
+            broadcast inputs, in place, empty, and without dimensions if allowed.
+        errors: The calls that must be rejected.
         undescribed: For ops that write to memory without a descriptor: takes the arguments, returns the bytes that each
             such tensor needs.
-        compare: Replaces the comparison with the reference for results that are not determined by it: takes the sample,
+        compare: Replaces the comparison with the reference for results that are not deterministic: takes the sample,
             and the outputs by name; raises AssertionError.
-        cuda_slack: Takes what the reference returns and the arguments; the absolute error that is allowed on CUDA
-            beyond the tolerances, as OpInfo.cuda_slack, or by the names of those outputs that it is allowed for. Then
-            `compare` is the CPU's alone.
+        cuda_slack: Takes the reference's result and the arguments; returns the absolute error allowed on CUDA beyond
+            the tolerances, as OpInfo.cuda_slack, or by output name if allowed only for some. Then `compare` applies to
+            the CPU only.
     """
 
     name: str
@@ -161,13 +161,13 @@ class COp:
 _CTYPES = {"int": ctypes.c_int, "size_t": ctypes.c_size_t, "float": ctypes.c_float, "infiniRoPEAlgo_t": ctypes.c_int}
 
 
-# Without the signatures of torch_infini.compat.libinfiniop: tests pass what those would refuse.
+# Without the signatures of torch_infini.compat.libinfiniop, because tests pass values that those would reject.
 LIBRARIES = {name: ctypes.CDLL(str(PATH.with_name(f"{name}.so"))) for name in ("libinfinirt", "libinfiniop")}
 LIBRARIES["libinfinirt"].infiniGetLastErrorMessage.restype = ctypes.c_char_p
 
 
 def c_function(name: str) -> Callable[..., None]:
-    """A function of the C ABI that raises CError where it fails."""
+    """Return a function of the C ABI that raises CError on failure."""
     function = LIBRARIES[INTERFACE.functions[name].library][name]
 
     def call(*args: Any) -> None:
@@ -183,7 +183,7 @@ def _array(ctype: Any, values: Sequence[int]) -> Any:
 
 
 class TensorDescriptor:
-    """An infiniopTensorDescriptor_t of a torch tensor (or of what Described says), destroyed at the end of `with`."""
+    """An infiniopTensorDescriptor_t of a torch tensor (or of a Described), destroyed at the end of `with`."""
 
     def __init__(self, tensor: Tensor | Described) -> None:
         shape = tuple(tensor.shape)
@@ -209,7 +209,7 @@ class TensorDescriptor:
 
 
 def address(tensor: Tensor | Described | None) -> ctypes.c_void_p:
-    """Where the element with all indices 0 lies."""
+    """Return the address of the element with all indices 0."""
     if tensor is None:
         return ctypes.c_void_p(None)
     if isinstance(tensor, Described):
@@ -218,7 +218,7 @@ def address(tensor: Tensor | Described | None) -> ctypes.c_void_p:
 
 
 def _value(type_: str, value: Any, keep: list[Any]) -> Any:
-    """An argument that is no tensor, as ctypes wants it; `keep` holds what has to stay alive."""
+    """Convert an argument that is no tensor for ctypes; `keep` collects objects that must stay alive."""
     if type_.endswith("*"):
         if isinstance(value, Tensor):
             return address(value)
@@ -242,7 +242,7 @@ class Handle:
 
 
 class Descriptor:
-    """An operator descriptor for a sample's arguments; the tensor descriptors and handle it was made with are gone."""
+    """An operator descriptor for a sample's arguments; its tensor descriptors and handle are already destroyed."""
 
     def __init__(self, op: COp, args: Mapping[str, Any]) -> None:
         self.op, self.handle = op, ctypes.c_void_p()
@@ -273,13 +273,13 @@ class Descriptor:
         return size.value
 
     def run(self, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None) -> Any:
-        """Run on the memory of a sample's arguments. Done on return; on a stream, keep what is returned."""
+        """Run on the memory of a sample's arguments. With a stream, keep the result until the work is done."""
         bound = self.bound(args, stream)
         bound()
         return bound
 
     def bound(self, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None) -> Callable[[], None]:
-        """The run as a function without arguments, to be called often; it holds the workspace."""
+        """Return the run as a function without arguments, for repeated calls; it holds the workspace."""
         size = self.workspace_size()
         bases = [v.base if isinstance(v, Described) else v for v in args.values()]
         place = next((v.device for v in bases if isinstance(v, Tensor)), None)
@@ -315,6 +315,6 @@ class Descriptor:
 
 
 def call(op: COp, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None) -> Any:
-    """Create, run, destroy. With a stream, keep what is returned until the work is done."""
+    """Create, run, destroy. With a stream, keep the result until the work is done."""
     with Descriptor(op, args) as descriptor:
         return descriptor.run(args, stream)

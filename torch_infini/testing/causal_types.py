@@ -1,4 +1,4 @@
-"""Small models of every causal type of transformers, from its default config with small sizes and random weights."""
+"""Small models of every causal type of transformers: its default config with small sizes, and random weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .new_model import draw_weights
 
 LAYERS, VOCABULARY = 4, 128
 MOST = 20_000_000  # parameters
-# Sizes by the names that configs have for them. A mixture sends each token to all experts: one that a rounding sends
-# elsewhere would be off by more than all roundings.
+# Sizes by their names in configs. A mixture sends each token to all experts: a token that rounding sends to other
+# experts would differ by more than all roundings.
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "text_vocab_size"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "word_embed_proj_dim", "lru_width"), 64),
@@ -54,9 +54,9 @@ SIZES: dict[str, Any] = {
     "dropout": 0.0,
     "tie_word_embeddings": False,
 }
-# Sizes that are set also where a config has None, which stands for another entry.
+# Sizes that are also set if a config has None, which means another entry.
 FILLED = {"head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"}
-# What the names do not say, by type.
+# What the names do not determine, by type.
 MORE: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
@@ -68,7 +68,7 @@ MORE: dict[str, dict[str, Any]] = {
 
 
 def causal_types() -> list[str]:
-    """Every type for which transformers has a causal language model."""
+    """List the types for which transformers has a causal language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -85,7 +85,7 @@ def shrunk(kind: str, config: Any) -> dict[str, Any]:
         elif key == "mlp_only_layers":
             values[key] = []
         elif isinstance(value, list) and LAYERS < len(value) in (layers, layers + 1):
-            kinds = list(dict.fromkeys(map(str, value)))  # of each kind one, in their order
+            kinds = list(dict.fromkeys(map(str, value)))  # one of each kind, in order
             first = [next(one for one in value if str(one) == name) for name in kinds]
             values[key] = (first * LAYERS)[: LAYERS + len(value) - layers]
         elif key == "per_layer_config" and isinstance(value, dict):
@@ -104,12 +104,12 @@ def shrunk(kind: str, config: Any) -> dict[str, Any]:
 
 
 def build(kind: str, seed: int = 0) -> Any:
-    """A small model of a type, with random weights; the same at every call."""
+    """Make a small model of a type, with random weights; the same at every call."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     config_class = CONFIG_MAPPING[kind]
     config = config_class(**shrunk(kind, config_class()))
-    with suppress(TypeError), torch.device("meta"):  # some make tensors by numpy
+    with suppress(TypeError), torch.device("meta"):  # some configs create tensors by numpy
         shape = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         if (count := sum(p.numel() for p in shape.parameters())) > MOST:
             raise ValueError(f"its small config has {count} parameters")

@@ -2,7 +2,7 @@
 
     python -m torch_infini.testing.checkpoints 1.1B FOLDER
 
-Weights are drawn so that tokens depend on all of the model. The command adds a tokenizer that knows every id.
+Weights are drawn so that tokens depend on all of the model. The command adds a tokenizer that has every id.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-# (model_type, what its config has beside SMALL), by name.
+# (model_type, the config's entries besides SMALL), by name.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-biases-tied": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -58,25 +58,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def random_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A small model of transformers, the same weights at every call.
+    """Make a small model of transformers, with the same weights at every call.
 
     Args:
-        name: In MODELS.
-        dtype: Of the weights.
-        seed: Of the weights.
-        **changes: To its config.
+        name: A name in MODELS.
+        dtype: The weights' dtype.
+        seed: The weights' seed.
+        **changes: Changed entries of its config.
     """
     classes, more = MODELS[name]
     model: PreTrainedModel = new_model(classes, {**SMALL, **more, **changes})
     draw_weights(model, seed)
     with torch.no_grad():
         embedding: Any = model.get_input_embeddings()
-        embedding.weight.mul_(4.0)  # so that the next token depends on the last ones
+        embedding.weight.mul_(4.0)  # so that the next token depends on the latest ones
     return cast(model, dtype)
 
 
 def cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Convert a model's parameters in place. `to` would round the frequencies of its rotation too."""
+    """Convert a model's parameters in place. `to` would also round the frequencies of its rotary embedding."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
@@ -84,7 +84,7 @@ def cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def save_tokenizer(folder: Path, vocabulary: int) -> None:
-    """A byte-level tokenizer: an id for each byte, and words, so that every id below `vocabulary` has a text."""
+    """Save a byte-level tokenizer: one id per byte, then words, so that every id below `vocabulary` has a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -18,7 +18,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 def assert_close(
     actual: Tensor, expected: Tensor, relative: float, absolute: float | Tensor, what: str = "result"
 ) -> None:
-    """Raise AssertionError that shows the worst element unless all are close; NaN and infinity must agree."""
+    """Raise AssertionError that reports the worst element unless all are close; NaN and infinity must agree."""
     assert actual.shape == expected.shape, f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}"
     got, want = actual.double(), expected.double()
     allowed = absolute + relative * want.abs()
@@ -34,29 +34,29 @@ def assert_close(
 
 
 def rounding_error(dtype: torch.dtype, terms: int, depth: int = 1) -> float:
-    """How far two computations of a formula are apart that differ in the order of their sums alone: relative, in norm.
+    """Return the relative difference, in norm, of two computations that differ only in the order of their sums.
 
     torch and the BLAS below it choose this order by the CPU. A limit taken from one machine's result fails on the next
-    one, so this one follows from the arithmetic. u is half the spacing of the dtype's numbers around 1.
+    one, so this one is derived from the arithmetic. u is half the spacing of the dtype's numbers around 1.
 
-    * A running sum of n products of either sign is rounded n times, each time by at most u of what it has reached.
-      These errors are as good as independent: together they are below sqrt(n) * u of the size that such sums have.
+    * A running sum of n products of either sign is rounded n times, each time by at most u of its current value. These
+      errors are nearly independent: together they are below sqrt(n) * u of the typical size of such sums.
       Sums are float32 whatever the dtype is; storing a result adds another u, of the dtype.
-    * Norms and products with weights of either sign leave relative errors as they are, so d results, each computed from
-      the one before, are off by about sqrt(d) of one's error; d, because attention and activations enlarge errors a
-      little, each layer anew.
+    * Norms and products with weights of either sign keep relative errors, so d results, each computed from the one
+      before, are off by about sqrt(d) of one's error; here by d, because attention and activations enlarge errors a
+      little in each layer.
 
     Args:
-        dtype: Of the results, those in between included.
-        terms: Of the longest sum.
-        depth: How many products, those of attention included, are computed one behind the other.
+        dtype: The dtype of the results, including intermediate ones.
+        terms: The length of the longest sum.
+        depth: How many products, including those of attention, are computed one after the other.
     """
     of_sums, of_results = (torch.finfo(d).eps / 2 for d in (torch.float32, dtype))
     return depth * (terms**0.5 * of_sums + of_results)
 
 
 def copied(value: Any) -> Any:
-    """A tensor with its own memory and the strides of `value`; anything else as it is."""
+    """Copy a tensor with its strides to separate memory; return anything else unchanged."""
     if not isinstance(value, Tensor):
         return value
     storage = value.untyped_storage().clone()
@@ -66,7 +66,7 @@ def copied(value: Any) -> Any:
 
 
 def moved(sample: Sample, device: str | None) -> Sample:
-    """The sample with its CPU tensors on another device."""
+    """Return the sample with its CPU tensors on another device."""
 
     def move(value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) and value.device.type == "cpu" else value
@@ -75,14 +75,14 @@ def moved(sample: Sample, device: str | None) -> Sample:
 
 
 def on_cpu(result: Any) -> Any:
-    """An op's result, in host memory."""
+    """Return an op's result in host memory."""
     return tuple(t.cpu() for t in result) if isinstance(result, tuple) else result.cpu()
 
 
 def call(spec: OpInfo, sample: Sample, function: Callable[..., Any] | None = None) -> Any:
-    """What the op makes of the sample: its result, or copies of the arguments it writes into.
+    """Call the op on the sample; return its result, or copies of the arguments that it writes into.
 
-    `function` is called instead of the op, with the same arguments.
+    Calls `function` instead of the op, with the same arguments, if given.
     """
     args = [copied(a) if name in spec.mutates else a for name, a in zip(spec.arguments, sample.args, strict=False)]
     assert not set(spec.mutates) & set(sample.kwargs), f"{spec.name}: what the op writes into must come by position"
@@ -97,7 +97,7 @@ def call(spec: OpInfo, sample: Sample, function: Callable[..., Any] | None = Non
 def check_against_reference(
     spec: OpInfo, sample: Sample, dtype: torch.dtype, actual: Any, on_cuda: bool = False
 ) -> None:
-    """Raise AssertionError unless `actual` is what the op's description says for this sample.
+    """Raise AssertionError unless `actual` is the expected result for this sample.
 
     on_cuda: whether a CUDA kernel computed it, on a GPU or emulated.
     """

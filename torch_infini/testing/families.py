@@ -1,6 +1,6 @@
-"""Small models of the Hugging Face families that backend="infini" is held against, and the sites each of them has.
+"""Small models of Hugging Face families to test backend="infini" with, and the number of sites in each.
 
-Random weights from configs; two layers, so that what lies between layers is there.
+Random weights from configs; two layers, so that patterns between layers occur.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Family:
     """One family.
 
     Attributes:
-        name: As the documentation calls it.
-        classes: The beginning of the names of its classes in transformers.
-        norms: Of a layer, those that no addition feeds.
-        config: What its config needs beside SIZES.
+        name: The name in the documentation.
+        classes: The prefix of its class names in transformers.
+        norms: Norms per layer that no addition precedes.
+        config: The config's entries besides SIZES.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Family:
     config: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
-        """The model, in float32; the same weights at every call."""
+        """Make the model in float32, with the same weights at every call."""
         sizes = {"num_hidden_layers": LAYERS, "vocab_size": VOCABULARY, **SIZES}
         model: nn.Module = new_model(self.classes, {**sizes, **self.config}, seed=0)
         return model
 
     @property
     def sites(self) -> dict[str, int]:
-        """How many sites of each pattern of torch_infini.compile the whole model has."""
+        """Return the number of sites of each pattern of torch_infini.compile in the whole model."""
         fused = self.classes == "Phi3"
         return {
             "add_rms_norm": 2 * LAYERS,
@@ -76,7 +76,7 @@ def tokens(batch: int, length: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Errors:
-    """Root mean square distances between logits: of the compiled model and of eager from float64, and of the two."""
+    """Root mean square distances of logits: compiled from float64, eager from float64, and compiled from eager."""
 
     compiled: float
     eager: float

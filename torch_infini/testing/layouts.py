@@ -1,4 +1,4 @@
-"""Other memory layouts of the same values: what callers pass who slice, transpose and reinterpret."""
+"""Other memory layouts of the same values, as callers pass them who slice, transpose and reinterpret."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def strided_rows(t: Tensor) -> Tensor:
-    """A slice of a wider tensor: rows lie apart, as q, k and v do in a fused product."""
+    """Copy into a slice of a wider tensor: rows are spaced, like q, k and v in a fused product."""
     if t.dim() == 0:
         return t
     wide = torch.full((*t.shape[:-1], t.shape[-1] + 24), 77, dtype=t.dtype, device=t.device)
@@ -19,18 +19,18 @@ def strided_rows(t: Tensor) -> Tensor:
 
 
 def misaligned(t: Tensor) -> Tensor:
-    """One element behind the start of its storage: aligned for no vector load."""
+    """Copy to one element after the start of a storage: aligned for no vector load."""
     moved = torch.full((t.numel() + 1,), 77, dtype=t.dtype, device=t.device)[1:].view(t.shape)
     return moved.copy_(t)
 
 
 def permuted_rows(t: Tensor) -> Tensor:
-    """The first two dimensions lie in memory the other way round (their last dimension stays dense)."""
+    """Copy with the first two dimensions swapped in memory (the last dimension stays dense)."""
     return t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 2 else t
 
 
 def strided_columns(t: Tensor) -> Tensor:
-    """Every second element of a tensor twice as wide: stride 2 in the last dimension."""
+    """Copy into every second element of a tensor twice as wide: stride 2 in the last dimension."""
     if t.dim() == 0:
         return t
     wide = torch.full((*t.shape, 2), 77, dtype=t.dtype, device=t.device)
@@ -38,7 +38,7 @@ def strided_columns(t: Tensor) -> Tensor:
     return wide[..., 0]
 
 
-# name: (layout, whether every op must serve it); the others may be refused, in words.
+# name: (layout, whether every op must support it); ops may reject the others with a message.
 LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "strided rows": (strided_rows, True),
     "misaligned": (misaligned, True),
@@ -48,5 +48,5 @@ LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
 
 
 def relayout(name: str, value: Any) -> Any:
-    """The value, with tensors in the named layout."""
+    """Return the value with its tensors in the named layout."""
     return LAYOUTS[name][0](value) if isinstance(value, Tensor) else value

@@ -12,7 +12,7 @@ from .new_model import new_model
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-# What LlamaConfig takes. 8B is the shape of Llama 3, 1.1B that of TinyLlama; tiny is for tests.
+# Arguments of LlamaConfig. 8B is the shape of Llama 3, 1.1B that of TinyLlama; tiny is for tests.
 SHAPES = {
     "8B": {
         "hidden_size": 4096,
@@ -50,11 +50,11 @@ SHAPES = {
 
 
 def random_llama(shape: str, layers: int | None = None) -> LlamaForCausalLM:
-    """A LlamaForCausalLM in bfloat16 with the same random weights at every call; it never stops by itself.
+    """Make a LlamaForCausalLM in bfloat16, with the same random weights at every call, that generates no end token.
 
     Args:
         shape: A name in SHAPES.
-        layers: Fewer than the shape has, for a quick look.
+        layers: Fewer layers than the shape has, for a quick test.
     """
     fewer = {} if layers is None else {"num_hidden_layers": layers}
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -64,7 +64,7 @@ def random_llama(shape: str, layers: int | None = None) -> LlamaForCausalLM:
 
 
 def saved_llama(shape: str, folder: Path) -> Path:
-    """The checkpoint of a random_llama in a folder of this name; made where there is none."""
+    """Return the checkpoint of a random_llama in a folder; make it if there is none."""
     path, part = folder / shape, folder / f"{shape}.part"
     if not path.exists():
         random_llama(shape).save_pretrained(part)
@@ -73,7 +73,7 @@ def saved_llama(shape: str, folder: Path) -> Path:
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of weights that a step reads: all parameters and buffers (integers are buffers) but for the embedding."""
+    """Return the bytes of weights that a step reads: parameters and buffers (integers) without the embedding."""
     embedding = model.get_input_embeddings()
     modules = (module for module in model.modules() if module is not embedding)
     tensors = (t for module in modules for t in (*module.parameters(False), *module.buffers(False)))

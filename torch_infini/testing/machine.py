@@ -1,4 +1,4 @@
-"""An op's instruction sets, scopes with another one or another number of threads, and the device of CUDA kernels."""
+"""An op's instruction sets, scopes with another instruction set or thread count, and the device of CUDA kernels."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ INT8_PRODUCTS = (
 
 
 def cuda_device() -> str | None:
-    """Where tensors must be for the CUDA kernels: cuda; cpu, if they are emulated; None if there are none."""
+    """Return the device that tensors need for the CUDA kernels: cuda; cpu, if they are emulated; None without any."""
     has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("infini::rms_norm", "CUDA")
     return "cpu" if emulates_cuda() else "cuda" if torch.cuda.is_available() and has_kernels else None
 
 
 def kernel_levels(op: str = "") -> list[str]:
-    """The machine's instruction sets for which an op has kernels of its own, lowest first.
+    """Return the machine's instruction sets for which an op has its own kernels, lowest first.
 
-    With VNNI alone only those of INT8_PRODUCTS: there all others run the kernels of avx2 and avx512.
+    The VNNI-only levels are included only for INT8_PRODUCTS: other ops use the kernels of avx2 and avx512 there.
     """
     return [name for name in cpu_capabilities() if not name.endswith("_vnni") or op in INT8_PRODUCTS]
 
@@ -46,7 +46,7 @@ def cpu_capability_set_to(name: str) -> Iterator[None]:
 
 @contextmanager
 def threads_set_to(count: int) -> Iterator[None]:
-    """Run the body with torch's (and so our) number of threads set to count."""
+    """Run the body with torch's (and so our) number of threads set to `count`."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""New models of transformers, and weights for them that make tokens depend on all of the model."""
+"""New models of transformers, with weights drawn so that tokens depend on all of the model."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import nn
 
 
 def new_model(classes: str, config: dict[str, Any], seed: int | None = None, head: str = "ForCausalLM") -> Any:
-    """A model of transformers in evaluation mode, with the weights that transformers itself draws.
+    """Make a model of transformers in evaluation mode, with the weights that transformers itself draws.
 
     Args:
-        classes: The beginning of the names of its classes: "Llama" for LlamaConfig and LlamaForCausalLM.
-        config: What its config is made of.
-        seed: Of torch's generator, set before the weights are drawn; None: it is left as it is.
-        head: The end of the name of the model's class.
+        classes: The prefix of its class names: "Llama" for LlamaConfig and LlamaForCausalLM.
+        config: The arguments of its config.
+        seed: The seed of torch's generator, set before the weights are drawn; None: do not seed.
+        head: The suffix of the model's class name.
     """
     import transformers
 
@@ -27,12 +27,12 @@ def new_model(classes: str, config: dict[str, Any], seed: int | None = None, hea
 
 
 def draw_weights(model: nn.Module, seed: int = 0) -> None:
-    """Weights that make tokens depend on all of the model; the same at every call."""
+    """Draw weights such that tokens depend on all of the model; the same at every call."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:  # norms and biases: around what they are made with
+            if parameter.dim() == 1:  # norms and biases: around their initial values
                 parameter.add_(noise / 5)
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)

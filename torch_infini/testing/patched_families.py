@@ -1,4 +1,4 @@
-"""Small models of the families that patch_model serves, what it replaces in them, and how their sameness is measured.
+"""Small models of the families that patch_model supports, the modules it replaces, and the errors of their logits.
 
 Random weights from configs, large enough that tokens depend on all of the model.
 """
@@ -23,11 +23,11 @@ class Family:
     """One family.
 
     Attributes:
-        name: As transformers calls its classes.
-        norms: Of a layer, outside attention.
-        qk_norms: Whether attention normalises q and k.
-        experts: Whether the MLP is a mixture of experts, which is left.
-        config: What its config needs beside SIZES; lists have an entry for each of LAYERS and go on in turns.
+        name: The prefix of its class names in transformers.
+        norms: Norms per layer, outside attention.
+        qk_norms: Whether attention normalizes q and k.
+        experts: Whether the MLP is a mixture of experts, which is not replaced.
+        config: The config's entries besides SIZES; lists have an entry per layer and are repeated up to LAYERS.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Family:
     config: dict[str, Any] = field(default_factory=dict)
 
     def build(self, dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
-        """The model, in evaluation mode; the same weights at every call."""
+        """Make the model, in evaluation mode, with the same weights at every call."""
         sizes = {**SIZES, "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "pad_token_id": 0}
         ends = {"bos_token_id": 1, "eos_token_id": None}
         values = {**sizes, **ends, **self.config, **changes}
@@ -49,7 +49,7 @@ class Family:
 
     @property
     def sites(self) -> dict[str, int]:
-        """How many modules of each kind patch_model replaces."""
+        """Return how many modules of each kind patch_model replaces."""
         return {
             "norms": LAYERS * (self.norms + 2 * self.qk_norms) + 1,
             "attention": LAYERS,
@@ -93,7 +93,7 @@ FAMILIES = (
     Family("Gemma", config=HEAD),
     Family("Gemma2", **SANDWICH, config={**HEAD, **WINDOW, "attn_implementation": "eager"}),
     Family("Gemma3", **SANDWICH, qk_norms=True, config={**HEAD, **WINDOW}),
-    # Every token goes to all experts: one that a rounding sends elsewhere would be off by more than all roundings.
+    # Every token goes to all experts: a token that rounding sends to others would differ by more than all roundings.
     Family("Mixtral", experts=True, config={"num_local_experts": 4, "num_experts_per_tok": 4}),
     Family(
         "Qwen3Moe",
@@ -105,7 +105,7 @@ FAMILIES = (
 
 
 def prompts() -> Tensor:
-    """[PROMPTS, LENGTH] token ids."""
+    """Return [PROMPTS, LENGTH] token ids."""
     return torch.randint(2, VOCABULARY, (PROMPTS, LENGTH), generator=torch.Generator().manual_seed(3))
 
 
@@ -116,7 +116,7 @@ def logits(model: nn.Module, ids: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Errors:
-    """Absolute errors of the logits of PROMPTS prompts against the model in float64."""
+    """Absolute errors of the logits of PROMPTS prompts, relative to the model in float64."""
 
     mean: float
     percentile: float  # the 99th
@@ -128,8 +128,8 @@ class Errors:
 
 
 def exact_logits(family: Family, dtype: torch.dtype, ids: Tensor) -> Tensor:
-    """The logits in float64 of the model whose weights are rounded to the dtype."""
+    """Return the float64 logits of the model whose weights are rounded to the dtype."""
     model: Any = family.build(dtype).double()
     if family.experts:
-        model.set_experts_implementation("eager")  # the only one in float64
+        model.set_experts_implementation("eager")  # the only implementation for float64
     return logits(model, ids)

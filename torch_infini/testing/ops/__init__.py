@@ -1,7 +1,7 @@
-"""What proves each op: OP_INFOS["rms_norm"] is an OpInfo, and all_op_infos() yields them by name.
+"""The tests' descriptions of ops: OP_INFOS["rms_norm"] is an OpInfo, and all_op_infos() yields them by name.
 
-Every module of this folder that does not begin with an underscore has INFO, or INFOS for a family of similar ops, and
-is found here by itself; C_OPS of a module are the operators of the C ABI that run the same kernels.
+Every module of this folder whose name does not begin with an underscore defines INFO, or INFOS for a family of similar
+ops, and is found automatically; C_OPS of a module are the operators of the C ABI that run the same kernels.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ C_OPS: list[COp] = []
 
 
 def all_op_infos() -> Iterator[OpInfo]:
-    """What proves every op, by name."""
+    """Yield the OpInfo of every op, by name."""
     return iter(sorted(OP_INFOS.values(), key=lambda info: info.name))
 
 
 def all_c_ops() -> Iterator[COp]:
-    """Every operator of the C ABI."""
+    """Yield every operator of the C ABI."""
     return iter(C_OPS)
 
 

@@ -1,4 +1,4 @@
-"""What softmax, causal_softmax and lp_norm, which compute along a dimension, share: values and refused calls."""
+"""Shared by softmax, causal_softmax and lp_norm, which compute along a dimension: values and error cases."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ..op_info import ErrorCase
 
 
 def scores(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Values as they come before a softmax: a spread of 3."""
+    """Make values typical for the input of a softmax, with a spread of 3."""
     return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
 
 
 def refused_inputs(op: str, x: Tensor) -> Iterator[ErrorCase]:
-    """op: how its messages begin, here and below."""
+    """Yield calls with invalid inputs. op, here and below: the prefix of the messages."""
     yield ErrorCase("scalar", (x[0, 0],), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
     yield ErrorCase("float64", (x.double(),), op + "x must be float32, bfloat16 or float16, got float64")
 
 
 def refused_dims(op: str, *args: object) -> Iterator[ErrorCase]:
-    """args: those before dim; the first is an x of two dimensions."""
+    """Yield calls with an invalid dim. args: the arguments before dim; the first is an x of two dimensions."""
     for dim in (2, -3, 2**31 - 1, -(2**31)):
         yield ErrorCase(f"dimension {dim}", (*args, dim), op + f"dim must be in [-2, 1], got {dim}")
     yield ErrorCase("a dim of more than 32 bits", (*args, 2**32), op + "dim must be a dimension of x, got 4294967296")
 
 
 def refused_out_dtype(op: str, x: Tensor) -> ErrorCase:
-    """An out that only an op takes whose result may have another dtype; x is [3, 8], as in refused_outs."""
+    """Make a call with an `out` of another dtype, for ops that do not support that; x is [3, 8], as in refused_outs."""
     return ErrorCase(
         "out dtype",
         (x,),
@@ -39,7 +39,7 @@ def refused_out_dtype(op: str, x: Tensor) -> ErrorCase:
 
 
 def refused_outs(op: str, x: Tensor) -> Iterator[ErrorCase]:
-    """Outs that no op takes."""
+    """Yield calls with outs that no op accepts."""
     yield ErrorCase(
         "out shape", (x,), op + "out must have the shape of x, [3, 8], got [3, 7]", {"out": torch.empty(3, 7)}
     )

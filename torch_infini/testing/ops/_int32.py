@@ -1,4 +1,4 @@
-"""with_int32: a call whose tables, lengths, slots and the like are int32, as serving engines keep them."""
+"""with_int32: a call whose tables, lengths, slots and so on are int32, as in serving engines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from ..op_info import Sample
 
 
 def with_int32(sample: Sample) -> Sample:
-    """The sample with its int64 tensors in int32."""
+    """Return the sample with its int64 tensors as int32."""
     args = (a.int() if isinstance(a, Tensor) and a.dtype == torch.int64 else a for a in sample.args)
     return Sample(f"int32, {sample.name}", tuple(args), sample.kwargs)

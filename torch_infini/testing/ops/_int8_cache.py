@@ -1,4 +1,4 @@
-"""Caches of int8, with a float32 scale for each token and head: what the ops that write or read them share."""
+"""int8 caches, with a float32 scale per token and head: shared by the ops that write or read them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..op_info import TOLERANCES, ErrorCase, Sample
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [..., D] as int8, and their scales [...]: max |row| / 127.
+    """Quantize rows [..., D] to int8; return them and their scales [...], max |row| / 127.
 
-    In float32, as the kernels do it: a row's bits follow from nothing else.
+    Computed in float32, as in the kernels, so that a row's bits are determined.
     """
     rows = rows.float()
     if not rows.shape[-1]:
@@ -27,14 +27,14 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantized(cache: Tensor, scales: Tensor | None) -> Tensor:
-    """A cache as the numbers that it stands for, in float64; without scales it is one of floats."""
+    """Return the numbers that a cache stands for, in float64; without scales the cache holds floats."""
     return cache if scales is None else cache.double() * scales.double().unsqueeze(-1)
 
 
 def comparison(reference: Callable[..., Any], rows: int) -> Callable[[Any, Sample], None]:
-    """For OpInfo.compare: integers may be a step off, where a value lies between two.
+    """Make an OpInfo.compare in which integers may be off by 1, if a value lies between two.
 
-    rows: which argument has the new rows, whose dtype says how exact all else is.
+    rows: the index of the argument with the new rows, whose dtype determines the tolerance of everything else.
     """
 
     def compare(actual: Any, sample: Sample) -> None:
@@ -47,10 +47,10 @@ def comparison(reference: Callable[..., Any], rows: int) -> Callable[[Any, Sampl
 
 
 def attention_comparison(reference: Callable[..., Any]) -> Callable[[Any, Sample], None]:
-    """For OpInfo.compare: as exact over caches of int8 as over others, but for bfloat16.
+    """Make an OpInfo.compare: as exact for int8 caches as for others, except for bfloat16.
 
-    There, where the machine has VNNI, q and probabilities are rounded to 24 bits, for products of integers:
-    tests/test_int8_attention.py has outliers.
+    For bfloat16, if the machine has VNNI, q and probabilities are rounded to 24 bits, for integer products:
+    tests/test_int8_attention.py tests outliers.
     """
 
     def compare(actual: Any, sample: Sample) -> None:
@@ -66,9 +66,9 @@ def attention_comparison(reference: Callable[..., Any]) -> Callable[[Any, Sample
 
 
 def scale_errors(name: str, args: Sequence[Any], floats: tuple[Tensor, Tensor]) -> Iterator[ErrorCase]:
-    """What every op refuses that takes scales, in the last two of `args`.
+    """Yield the calls that every op with scales rejects; the scales are the last two of `args`.
 
-    floats: caches of the op's own dtype, in place of those of int8 among `args`.
+    floats: caches of the op's own dtype, which replace the int8 caches among `args`.
     """
     *rest, k_scales, v_scales = args
     blocks, heads, rows = k_scales.shape

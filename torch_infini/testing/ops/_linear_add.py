@@ -1,4 +1,4 @@
-"""LinearAdd, an operator of the C ABI alone: the samples and refused calls of Linear, with a residual.
+"""LinearAdd, an operator of the C ABI only: the samples and error cases of Linear, with a residual.
 
 tests/test_linear.py compares its bits with those of Linear followed by Add.
 """
@@ -21,7 +21,7 @@ _Laid = Tensor | Described
 
 
 def beside(out: _Laid, seed: int = 1) -> _Laid:
-    """Other numbers, of a spread of 1, laid out as `out` is, in memory of their own."""
+    """Make other numbers, of a spread of 1, with the layout of `out`, in separate memory."""
     base = out.base if isinstance(out, Described) else out
     size = base.untyped_storage().nbytes() // base.element_size()
     memory = torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(base.dtype)
@@ -34,7 +34,7 @@ def reference(out: Tensor, residual: Tensor, **args: Any) -> dict[str, Tensor]:
 
 
 def with_residual(sample: CSample, name: str, out: _Laid, residual: _Laid) -> CSample:
-    """A sample of Linear with a residual; what the first rounding may be off joins its tolerance."""
+    """Make a sample of Linear with a residual; the error of the first rounding is added to its tolerance."""
     args = {key: as_tensor(value) for key, value in sample.args.items() if key != "out" and value is not None}
     sums = product(**args)
     relative, absolute = sample.tolerance or LINEAR.tolerances[as_tensor(out).dtype]

@@ -1,4 +1,4 @@
-"""What paged attention computes, in float64 and in plain torch: reference and peer of the ops of paged_attention.py."""
+"""Paged attention in float64 and in plain torch: reference and peer of the ops of paged_attention.py."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 
 def distances(queries: int, keys: int, window: int) -> tuple[Tensor, Tensor]:
-    """[queries, keys]: a key's position - a query's, which are the last; and whether the query does not see it."""
+    """Return [queries, keys]: key position - query position (queries are last), and whether the key is hidden."""
     distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
     return distance, (distance > 0) | (distance <= -(window or keys))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, scale: float, window: int = 0) -> Tensor:
-    """In float64: [queries, H, D] of one sequence with its keys [Hkv, keys, D]; the last query's is the last."""
+    """Compute in float64: [queries, H, D] of one sequence with its keys [Hkv, keys, D]; queries are the last tokens."""
     (queries, heads, _), keys = q.shape, k.shape[1]
     group = heads // k.shape[0]
     k, v = (x.double().repeat_interleave(group, 0) for x in (k, v))
@@ -36,14 +36,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, scale: float,
 
 
 def gathered(cache: Tensor, table: Tensor, length: int, first: int = 0) -> Tensor:
-    """The keys of a sequence from `first` up to its length, [Hkv, length - first, D]."""
+    """Gather a sequence's keys from `first` up to its length: [Hkv, length - first, D]."""
     size = cache.shape[2]
     blocks = table[first // size : -(-length // size)]
     return cache[blocks].transpose(0, 1).flatten(1, 2)[:, first % size :][:, : length - first]
 
 
 def first_seen(length: int, queries: int, window: int) -> int:
-    """The first key that any of a sequence's queries sees."""
+    """Return the first key that any of a sequence's queries sees."""
     return max(length - queries + 1 - window, 0) if window else 0
 
 
@@ -64,17 +64,17 @@ class PagedCall:
     v_scales: Tensor | None = None
 
     def starts(self) -> list[int]:
-        """Where the queries of each sequence begin in q, and where the last ones end."""
+        """Return where the queries of each sequence start in q, and where the last ones end."""
         starts = self.cum_seq_lens_q
         return list(range(len(self.seq_lens) + 1)) if starts is None else starts.tolist()
 
     def caches(self) -> tuple[Tensor, Tensor]:
-        """Keys and values as the numbers that they stand for."""
+        """Return keys and values as the numbers that they stand for."""
         return dequantized(self.k_cache, self.k_scales), dequantized(self.v_cache, self.v_scales)
 
 
 def of_arguments(name: str, compute: Callable[[PagedCall], T]) -> Callable[..., T]:
-    """`compute` as a function of the arguments of the op `name`, for OpInfo."""
+    """Make `compute` a function of the arguments of the op `name`, for OpInfo."""
     spec = REGISTRY[name]
     signature = inspect.signature(spec.function)
 
@@ -88,7 +88,7 @@ def of_arguments(name: str, compute: Callable[[PagedCall], T]) -> Callable[..., 
 
 
 def attended(call: PagedCall) -> Tensor:
-    """What either op returns, in float64."""
+    """Return the result of either op, in float64."""
     q = call.q
     scale = max(q.shape[-1], 1) ** -0.5 if call.scale is None else call.scale
     caches = call.caches()
@@ -104,7 +104,7 @@ def attended(call: PagedCall) -> Tensor:
 
 
 def decode_in_torch(call: PagedCall) -> Tensor:
-    """All sequences gathered to the longest table's length, and torch's SDPA with a mask."""
+    """Gather all sequences to the longest table's length, then call torch's SDPA with a mask."""
     q, window, slopes = call.q, call.window, call.alibi_slopes
     caches = (cache.to(q.dtype) for cache in call.caches())
     k, v = (cache[call.block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in caches)
@@ -116,7 +116,7 @@ def decode_in_torch(call: PagedCall) -> Tensor:
 
 
 def prefill_in_torch(call: PagedCall) -> Tensor:
-    """One sequence after the other, gathered, through torch's SDPA."""
+    """Gather one sequence after the other, and call torch's SDPA."""
     q, window, slopes = call.q, call.window, call.alibi_slopes
     caches = [cache.to(q.dtype) for cache in call.caches()]
     outs = [q[:0]]

@@ -1,4 +1,4 @@
-"""add_rms_norm: reference, samples, refused calls, cost and benchmarks."""
+"""add_rms_norm: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .rms_norm import reference as norm_reference
 def reference(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0
 ) -> tuple[Tensor, Tensor]:
-    # The sum is rounded as the op's contract says; from there on everything is float64. float + float is exact in
-    # float64, so this rounds once.
+    # The sum is rounded once, as the op does; everything after it is float64. float + float is exact in float64, so
+    # this rounds once.
     h = (x.double() + residual.double()).to(x.dtype)
     return norm_reference(h, weight, eps, rounding), h.double()
 
 
 def peer(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> tuple[Tensor, Tensor]:
-    """As Hugging Face writes it."""
+    """Compute it as Hugging Face's models do."""
     h = x + residual
     return norm_peer(h, weight, eps, rounding), h
 
@@ -115,7 +115,7 @@ INFO = OpInfo(
 
 
 def c_samples() -> Iterator[Sample]:
-    """float64, and weights of the other half type."""
+    """Yield calls with float64, and with weights of the other half type."""
     pairs = ((torch.float64, torch.float64), (torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16))
     for dtype, of_weight in pairs:
         x, residual, weight = inputs(dtype, 2, 3, 769)
@@ -123,7 +123,7 @@ def c_samples() -> Iterator[Sample]:
 
 
 def c_in_place() -> Iterator[CSample]:
-    """Each output over one of the inputs."""
+    """Yield calls with each output over one of the inputs."""
     for dtype in INFO.dtypes:
         x, residual, weight = inputs(dtype, 7, 96)
         args = {"y": x, "a": x, "b": residual, "weight": weight, "epsilon": 1e-5, "residual_out": residual}

@@ -1,4 +1,4 @@
-"""all_reduce_add_rms_norm: reference, samples, refused calls, cost and benchmarks."""
+"""all_reduce_add_rms_norm: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""attention: reference, samples, refused calls, cost and benchmarks."""
+"""attention: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._cuda_sums import attention_error
 
 
 def visible_keys(q: Tensor, k: Tensor, kv_lens: Tensor | None, causal: bool) -> Tensor:
-    """[B, 1, S, T] bool: what kv_lens and causal leave to each query."""
+    """Return [B, 1, S, T] bool: the keys that kv_lens and causal leave visible to each query."""
     queries, keys = q.shape[1], k.shape[1]
     lens = torch.full((q.shape[0],), keys) if kv_lens is None else kv_lens
     limit = lens[:, None] + (torch.arange(1 - queries, 1) if causal else torch.zeros(queries, dtype=torch.int64))
@@ -59,9 +59,9 @@ def peer(
     scale: float | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """torch's SDPA on transposed views, with is_causal or no mask at all where that says the same.
+    """Call torch's SDPA on transposed views, with is_causal or without a mask where that is equivalent.
 
-    SDPA has no soft cap: with one it is Gemma 2's own attention in transformers, written out.
+    SDPA has no soft cap: with one, compute Gemma 2's own attention in transformers, written out.
     """
     queries, keys = q.shape[1], k.shape[1]
     square = causal and mask is None and kv_lens is None and queries == keys
@@ -85,7 +85,7 @@ def peer(
 
 
 def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
-    """Attention with a soft cap in torch's words: scores and probabilities are stored, in q's dtype."""
+    """Compute attention with a soft cap in plain torch: scores and probabilities are stored in q's dtype."""
     groups = q.shape[2] // k.shape[2]
     q = q.transpose(1, 2)
     k, v = (t.transpose(1, 2).repeat_interleave(groups, 1) for t in (k, v))
@@ -98,7 +98,7 @@ def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s
 def attention_inputs(
     dtype: torch.dtype, batch: int, queries: int, keys: int, heads: int, kv_heads: int, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(q, k, v), spread so that some keys matter much more than others."""
+    """Make (q, k, v), spread so that some keys matter much more than others."""
     g = torch.Generator().manual_seed(queries + keys)
     q = torch.randn(batch, queries, heads, size, generator=g) * 1.5
     k = torch.randn(batch, keys, kv_heads, size, generator=g)
@@ -115,7 +115,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("decode", make(2, 1, 77, 8, 2, 64))
     lens = torch.tensor([40, 7, 0])
     q, k, v = make(3, 4, 50, 4, 2, 64)
-    k[1, 7:], v[1, 7:] = torch.nan, torch.inf  # what lies behind the valid keys must not matter
+    k[1, 7:], v[1, 7:] = torch.nan, torch.inf  # invalid keys must not affect the result
     yield Sample("static cache", (q, k, v), {"kv_lens": lens})
     yield Sample("prefill", make(1, 150, 150, 8, 2, 64))
     yield Sample("long decode", make(1, 1, 2300, 8, 1, 64))
@@ -154,7 +154,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     large = make(1, 4, 40, 2, 2, 64)
     yield Sample("large scores", (large[0] * 60, large[1] * 8, large[2]), {"scale": 1.0})
 
-    cap = {"softcap": 2.0}  # scores well beyond the cap, and well below
+    cap = {"softcap": 2.0}  # scores far beyond the cap, and far below
     yield Sample("softcap", make(2, 9, 9, 4, 4, 64), {"softcap": 5.0, "scale": 0.5})
     yield Sample("softcap, prefill, grouped heads", make(1, 150, 150, 8, 2, 64), cap)
     yield Sample("softcap, decode", make(2, 1, 77, 8, 2, 64), cap)
@@ -311,7 +311,7 @@ def cost(
 ) -> Cost:
     batch, queries, heads, size = q.shape
     lens = [k.shape[1]] * batch if kv_lens is None else kv_lens.tolist()
-    # Of the L keys, causal query t of S sees L - S + 1 + t.
+    # Of L keys, causal query t of S sees L - S + 1 + t.
     pairs = sum(max(n - t, 0) for n in lens for t in range(queries)) if causal else sum(lens) * queries
     keys = sum(lens) * k.shape[2] * size * k.element_size()
     mask_bytes = 0 if mask is None else mask.untyped_storage().nbytes()
@@ -329,7 +329,7 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def cuda_slack(expected: Tensor, q: Tensor, k: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Decode, at most 16 rows (queries x query heads of a key head), rounds nothing but its result."""
+    """Decoding, with at most 16 rows (queries x query heads of a key head), rounds only its result."""
     if q.shape[1] * q.shape[2] <= 16 * k.shape[2]:
         return torch.zeros(())
     return attention_error(expected, q.dtype, max(k.shape[1], q.shape[3]))
@@ -347,12 +347,12 @@ INFO = OpInfo(
 )
 
 
-# infiniopAttention runs this kernel on a cache that it first writes the new tokens' keys and values into.
+# infiniopAttention runs this kernel on a cache into which it first writes the new tokens' keys and values.
 FIXED = {"mask": None, "kv_lens": None, "causal": True, "scale": None, "softcap": 0.0}
 
 
 def to_c(args: Arguments) -> Arguments | None:
-    """The first sequence, heads first: the last keys are the new ones, those before are in the cache, 3 rows spare."""
+    """Take the first sequence, heads first: its last keys are the new ones, the others are in the cache."""
     inputs = renamed({}, FIXED, args)
     if inputs is None or len(args["q"]) == 0 or args["q"].shape[1] > args["k"].shape[1]:
         return None
@@ -385,7 +385,7 @@ def c_reference(
 
 
 def c_slack(expected: dict[str, Tensor], args: Arguments) -> dict[str, Tensor]:
-    """The caches are copied, and exact."""
+    """Only `out` may be off: the caches are copied, and exact."""
     q, keys = args["q"], args["k_cache"][:, : args["pos"] + args["q"].shape[1]]
     out = expected["out"]
     return {"out": cuda_slack(out, q.transpose(0, 1)[None], keys.transpose(0, 1)[None])} if out.numel() else {}
@@ -398,7 +398,7 @@ def c_args(dtype: torch.dtype, heads: int, kv_heads: int, tokens: int, size: int
 
 
 def c_samples() -> Iterator[CSample]:
-    """What torch's attention has no caches for, and calls without tokens or heads."""
+    """Yield calls with caches, which torch's attention lacks, and calls without tokens or heads."""
     for dtype in INFO.dtypes:
         kind, tolerance = str(dtype).removeprefix("torch."), INFO.tolerances[dtype]
         for name, sizes in {

@@ -1,4 +1,4 @@
-"""causal_softmax: reference, samples, refused calls, cost and benchmarks."""
+"""causal_softmax: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._along_a_dim import refused_out_dtype, refused_outs, scores
 
 
 def hidden(x: Tensor) -> Tensor:
-    """[q, k]: True where a column is later than the row's token."""
+    """Return [q, k]: True where a column is later than the row's token."""
     q, k = x.shape[-2:]
     return torch.ones(q, k, dtype=torch.bool).triu(k - q + 1)
 
@@ -27,7 +27,7 @@ def reference(x: Tensor) -> Tensor:
 
 
 def peer(x: Tensor) -> Tensor:
-    """As eager attention writes it: mask, softmax in float32, back to the dtype."""
+    """Compute it as eager attention does: mask, softmax in float32, back to the dtype."""
     return torch.softmax(x.masked_fill(hidden(x), -torch.inf), -1, dtype=torch.float32).to(x.dtype)
 
 
@@ -44,9 +44,9 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("no columns", (scores(dtype, 2, 0, 0),))
     yield Sample("no heads", (scores(dtype, 0, 3, 5),))
     large = scores(dtype, 3, 20, 40)
-    large[0] += 1e4  # would overflow without the maximum
+    large[0] += 1e4  # would overflow without subtracting the maximum
     large[1] *= 1e3  # all but one exponential vanish
-    large[2] -= 1e4  # all would vanish without the maximum
+    large[2] -= 1e4  # all would vanish without subtracting the maximum
     yield Sample("large scores", (large,))
     special = scores(dtype, 6, 20)
     special[0, ::2] = -torch.inf

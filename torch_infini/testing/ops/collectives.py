@@ -1,4 +1,4 @@
-"""The collectives: reference, samples, refused calls, cost and benchmarks."""
+"""The collectives: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from ...ops import REGISTRY
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
-# The registry's tests know one process, whose collectives give back what they are given: the group of number 0.
-# Those between ranks are in tests/test_distributed_ops.py.
+# The registry's tests use one process, group 0, whose collectives return their input. tests/test_distributed_ops.py
+# tests several ranks.
 
 
 def all_reduce_reference(x: Tensor, group: int = 0, op: int = 0) -> Tensor:
@@ -50,7 +50,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def errors_of(name: str, *cases: tuple[str, dict[str, Any], str]) -> Callable[[], Iterator[ErrorCase]]:
-    """Those of all four ops, and the op's own: name, keyword arguments, sentence without its beginning."""
+    """Return the error cases of all four ops plus an op's own: name, keyword arguments, message without its prefix."""
 
     def errors() -> Iterator[ErrorCase]:
         x = torch.ones(4, 6)

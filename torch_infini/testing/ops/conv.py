@@ -1,4 +1,4 @@
-"""conv: reference, samples, refused calls, cost and benchmarks."""
+"""conv: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reference(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Ints = 1, padding: Ints = 0, dilation: Ints = 1
 ) -> Tensor:
     bias = None if bias is None else bias.double()
-    if weight.shape[1] == 0:  # torch's result loses its channels there
+    if weight.shape[1] == 0:  # torch's result then loses its channels
         y = torch.zeros(fake(x, weight, bias, stride, padding, dilation).shape, dtype=torch.float64)
         return y if bias is None else y + bias.view(-1, *[1] * (weight.dim() - 2))
     return FUNCTIONS[weight.dim() - 2](x.double(), weight.double(), bias, stride, padding, dilation)
@@ -36,7 +36,7 @@ def peer(
 def inputs(
     dtype: torch.dtype, x: tuple[int, ...], weight: tuple[int, ...], bias: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(x, weight, bias) such that results have a spread of 1."""
+    """Make (x, weight, bias) such that results have a spread of 1."""
     depth = max(torch.Size(weight[1:]).numel(), 1)
     scaled = values(dtype, *weight, seed=1, scale=depth**-0.5)
     return values(dtype, *x), scaled, values(dtype, weight[0], seed=2) if bias else None
@@ -184,7 +184,7 @@ C_NAMES = {"padding": "pads", "stride": "strides", "dilation": "dilations"}
 
 
 def to_c(args: dict[str, Any]) -> dict[str, Any] | None:
-    """A batch of images; parameters with a value for each spatial dimension, NULL where they are not given."""
+    """Batch the images; parameters get a value per spatial dimension, NULL if they are not given."""
     n, usual = args["weight"].dim() - 2, {"padding": 0, "stride": 1, "dilation": 1}
     if args["x"].dim() == n + 1:
         return None
@@ -202,7 +202,7 @@ def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     x, w, y = (args[name] for name in "xwy")
 
     def order(t: Tensor, *dims: int) -> Tensor:
-        """The values with their dimensions in this order in memory."""
+        """Copy the values with their dimensions in this order in memory."""
         return t.permute(dims).contiguous().permute(torch.tensor(dims).argsort().tolist())
 
     yield "channels and columns of x swapped", {**args, "x": order(x, 3, 1, 0, 2)}

@@ -1,4 +1,4 @@
-"""dequantize_awq: reference, samples, refused calls, cost and benchmarks."""
+"""dequantize_awq: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
 def unpacked(words: Tensor) -> Tensor:
-    """The 4-bit values, eight columns for each integer."""
+    """Return the 4-bit values, eight columns per integer."""
     return torch.stack([(words >> 4 * nibble) & 15 for nibble in (0, 4, 1, 5, 2, 6, 3, 7)], -1).flatten(-2)
 
 
 def weights(qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """The weights in the dtype of scales."""
+    """Return the weights in the dtype of scales."""
     rows = qweight.shape[0] // max(scales.shape[0], 1)
     z, s = (group.repeat_interleave(rows, 0) for group in (unpacked(zeros), scales))
     return (unpacked(qweight) - z) * s
 
 
 def reference(qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    # As the op: rounded to float16 once, and exact before, so that all bits are determined.
+    # As in the op: exact before the one rounding to float16, so that all bits are determined.
     return weights(qweight, scales.double(), zeros).half()
 
 
@@ -133,7 +133,7 @@ INFO = OpInfo(
 
 
 def c_errors() -> Iterator[CErrorCase]:
-    """An output that no weights have."""
+    """Yield calls with an output of an impossible shape."""
     args = dict(zip(INFO.arguments, inputs(6, 16, 3), strict=True))
     half = torch.float16
     for name, out, status, sentence in (
@@ -157,6 +157,6 @@ C_OPS = [
         ["out"],
         errors=c_errors,
         reversible=("out", "qweight", "scales", "zeros"),
-        refuses=all_but("rank"),  # qweight's: here it does not say what shape out has
+        refuses=all_but("rank"),  # with a qweight of another rank, the shape of out is unknown
     )
 ]

@@ -1,4 +1,4 @@
-"""The elementwise ops: reference, samples, refused calls, cost and benchmarks."""
+"""The elementwise ops: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .silu import INFO as SILU
 from .silu import activations, as_held_by, special_values
 from .swiglu import INFO as SWIGLU
 
-# What the ops of one tensor share.
+# Shared by the ops with one input.
 
 FLOATS = "float32, bfloat16, float16 or float64"
 NUMBERS = "float32, bfloat16, float16, float64, int32 or int64"
@@ -45,7 +45,7 @@ def unary_samples(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def refused_outs(op: str, x: Tensor, like: str, *others: Tensor) -> Iterator[ErrorCase]:
-    """Outs that no op takes for an x of [2, 16]."""
+    """Yield calls with outs that no op accepts for an x of [2, 16]."""
     yield ErrorCase(
         "out shape",
         (x, *others),
@@ -61,7 +61,7 @@ def refused_outs(op: str, x: Tensor, like: str, *others: Tensor) -> Iterator[Err
 
 
 def refused_outs_of_computation(op: str, x: Tensor, *others: Tensor) -> Iterator[ErrorCase]:
-    """Outs that no op takes but the fills, which do not read x."""
+    """Yield calls with outs that only the fills accept, which do not read x."""
     yield ErrorCase(
         "out dtype",
         (x, *others),
@@ -90,7 +90,7 @@ def unary_bench(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def unary(name: str, formula: Callable[[Tensor], Tensor], flops: int, peer: Callable[..., Tensor]) -> OpInfo:
-    """What proves an op of one tensor: formula in float64, operations for an element, what torch has."""
+    """Make the OpInfo of an op with one input: formula in float64, operations per element, torch's equivalent."""
 
     def reference(x: Tensor) -> Tensor:
         return as_held_by(x.dtype, formula(x.double()))
@@ -106,7 +106,7 @@ def unary(name: str, formula: Callable[[Tensor], Tensor], flops: int, peer: Call
     )
 
 
-# The ops of two tensors.
+# The ops with two inputs.
 
 
 def pair(dtype: torch.dtype, shape: tuple[int, ...], other: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor]:
@@ -114,14 +114,14 @@ def pair(dtype: torch.dtype, shape: tuple[int, ...], other: tuple[int, ...] | No
 
 
 def combined(dtype: torch.dtype, inputs: int = 2) -> tuple[Tensor, ...]:
-    """Zeros, infinities, NaN, the largest numbers and a few others, each with each."""
+    """Combine zeros, infinities, NaN, the largest numbers and a few others, each with each."""
     largest = torch.finfo(dtype).max
     few = torch.tensor([0.0, -0.0, 1.0, -2.5, largest, -largest, torch.inf, -torch.inf, torch.nan]).to(dtype)
     return tuple(axis.contiguous() for axis in torch.meshgrid(*[few] * inputs, indexing="ij"))
 
 
 def binary_samples(dtype: torch.dtype) -> Iterator[Sample]:
-    """Here only other is broadcast, so that x can be overwritten; tests/test_elementwise.py has the rest."""
+    """Broadcast only `other`, so that x can be overwritten; tests/test_elementwise.py tests the rest."""
     for n in (7, 769):
         yield Sample(f"{n} columns", pair(dtype, (3, n)))
     yield Sample("one row for all", pair(dtype, (5, 300), (300,)))
@@ -148,7 +148,7 @@ def binary_samples(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def integer_samples(dtype: torch.dtype) -> Iterator[Sample]:
-    """Those of add."""
+    """Yield integer samples, for add."""
     yield from binary_samples(dtype)
     for integers in (torch.int32, torch.int64):
         x = torch.arange(-20, 20, dtype=integers).view(4, 10) * 1001
@@ -197,7 +197,7 @@ def binary(
     dtypes: str = FLOATS,
     samples: Callable[[torch.dtype], Iterator[Sample]] = binary_samples,
 ) -> OpInfo:
-    """What proves an op of two tensors; dtypes: as its message lists them."""
+    """Make the OpInfo of an op with two inputs; dtypes: as listed in its message."""
 
     def reference(x: Tensor, other: Tensor) -> Tensor:
         if not x.is_floating_point():
@@ -263,7 +263,7 @@ def fill_errors(name: str) -> Iterator[ErrorCase]:
 
 
 def fill(name: str, value: float) -> OpInfo:
-    """What proves an op that writes one value."""
+    """Make the OpInfo of an op that fills with one value."""
     return OpInfo(
         **vars(REGISTRY[name]),
         reference=lambda x: torch.full(x.shape, value, dtype=torch.float64),
@@ -298,27 +298,27 @@ INFOS = (
 )
 
 
-# The C operators: inputs of one shape, of float64 too; clip's bounds are tensors.
+# The C operators: inputs of equal shape, also in float64; clip's bounds are tensors.
 
 C_FLOATS = (*FLOAT_DTYPES, torch.float64)
 C_NUMBERS = (*C_FLOATS, torch.int32, torch.int64)
-C_SHAPE = (7, 613)  # several blocks of the kernel, the last one in part
-BYTE = 1  # INFINI_DTYPE_BYTE, which torch has no name for
+C_SHAPE = (7, 613)  # several blocks of the kernel, the last one partial
+BYTE = 1  # INFINI_DTYPE_BYTE, which torch lacks
 
-# (relative, absolute) error that float32 must keep for any x, however small the result; the absolute one is where the
-# formula leaves float's range before its result does.
+# The (relative, absolute) error that float32 must not exceed for any x, however small the result; the absolute error
+# covers where the formula leaves float's range before its result does.
 SHARP = {"gelu": (1e-6, 5e-45), "sigmoid": (5e-7, 4e-39), "silu": (5e-7, 4e-37)}
-FLUSHED = {"silu": 9e-37}  # what may come out as 0 in a half type: fast_quotient
+FLUSHED = {"silu": 9e-37}  # results below this may be 0 in a half type: fast_quotient
 
 
 def clip_reference_of_tensors(x: Tensor, min: Tensor, max: Tensor) -> Tensor:
-    """A bound that is a NaN does not bound; where min > max, min."""
+    """Compute clip by tensors: a NaN bound has no effect; if min > max, the result is min."""
     x64 = torch.where(x > max, max, x)
     return as_held_by(x.dtype, torch.where(x64 < min, min, x64).double())
 
 
 def c_calls(inputs: int, dtype: torch.dtype) -> Iterator[Sample]:
-    """The samples of the torch ops, for any number of inputs, but for the longest."""
+    """Yield the samples of the torch ops, for any number of inputs, except the longest."""
     if inputs == 2:
         long = ("one dimension", "large, one row for all")
         yield from (sample for sample in binary_samples(dtype) if sample.name not in long)
@@ -336,8 +336,8 @@ def to_c(names: dict[str, str], args: dict[str, Any]) -> dict[str, Any]:
 
 
 def special_c_samples(name: str, out: str, x_name: str) -> Iterator[CSample]:
-    """The smallest and largest numbers; results near 0 are sharp."""
-    # Rounding to a half type; CUDA's approximations take denormals for zero.
+    """Yield the smallest and largest numbers; results near 0 must be precise."""
+    # The error of rounding to a half type; CUDA's approximations flush denormals to zero.
     coarse = {torch.float16: (2**-11 + 1e-5, 2**-25), torch.bfloat16: (2**-8 + 1e-5, 1.2e-38)}
     sharp = SHARP.get(name, (5e-7, 5e-45))
     for dtype in C_FLOATS:
@@ -352,7 +352,7 @@ def special_c_samples(name: str, out: str, x_name: str) -> Iterator[CSample]:
 
 
 def c_errors(name: str, out: str, inputs: list[str], dtypes: str) -> Iterator[CErrorCase]:
-    """The output comes first here: its dtype and shape are the rule for the inputs."""
+    """Yield calls that must fail. The output comes first: inputs must match its dtype and shape."""
     first, last, op = inputs[0], inputs[-1], f"infini::{name}: "
 
     def ones(*shape: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -377,7 +377,7 @@ def c_errors(name: str, out: str, inputs: list[str], dtypes: str) -> Iterator[CE
 
 
 def c_elementwise(info: OpInfo, c_name: str, out: str, names: dict[str, str], dtypes: str = FLOATS) -> COp:
-    """The C operator of an op; names: the header's for each argument, in its order."""
+    """Make the C operator of an op; names: the header's name for each argument, in its order."""
     inputs = list(names.values())
 
     def varied(dtype: torch.dtype) -> Iterator[Sample]:
@@ -403,7 +403,7 @@ def c_fill_calls(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def c_fill_samples() -> Iterator[CSample]:
-    """x, which is not read, of another dtype, large, and without memory."""
+    """Yield calls in which x, which is not read, has another dtype, is large, or has no memory."""
     for dtype in DTYPES:
         base = unwritten((7, 1024), dtype)
         yield CSample(f"{dtype} for float32", {"y": base[:, 5:900:3], "x": torch.ones(7, 299)})

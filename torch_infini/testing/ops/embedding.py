@@ -1,4 +1,4 @@
-"""embedding: reference, samples, refused calls, cost and benchmarks."""
+"""embedding: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ INFO = OpInfo(
 
 
 def c_samples() -> Iterator[CSample]:
-    """Strides that torch lacks: rows and ids from the last to the first, and a table of one row, repeated."""
+    """Yield strides that torch lacks: rows and ids in reverse order, and a table that repeats one row."""
     for dtype in FLOATS:
         kind = str(dtype).removeprefix("torch.")
         ids, weight = inputs(dtype, (3, 5), 11, 40)

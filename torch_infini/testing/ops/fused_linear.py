@@ -1,4 +1,4 @@
-"""fused_linear: reference, samples, refused calls, cost and benchmarks."""
+"""fused_linear: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .linear import reference as linear_reference
 def parts(
     a: Tensor, b: Tensor, c: Tensor | None, bias_a: Tensor | None, bias_b: Tensor | None, bias_c: Tensor | None
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """The weights that are there, each with its bias."""
+    """Return the given weights, each with its bias."""
     two = [(a, bias_a), (b, bias_b)]
     return two if c is None else [*two, (c, bias_c)]
 
@@ -50,7 +50,7 @@ def peer(
 
 
 def inputs(dtype: torch.dtype, *rows: int, k: int, n: tuple[int, ...], biases: str = "") -> tuple[Tensor | None, ...]:
-    """The op's arguments, results with a spread of 1; n: the rows of each weight; biases: which weights have one."""
+    """Make arguments for results with a spread of 1; n: each weight's rows; biases: which weights have one."""
     drawn = [linear_inputs(dtype, *rows, k=k, n=width, bias=True, seed=i) for i, width in enumerate(n)]
     weights = [weight for _, weight, _ in drawn] + [None] * (3 - len(n))
     named = zip("abc", drawn, strict=False)

@@ -1,4 +1,4 @@
-"""geglu: reference, samples, refused calls, cost and benchmarks."""
+"""geglu: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemm: reference, samples, refused calls, cost and benchmarks."""
+"""gemm: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def peer(a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta
 def terms(
     dtype: torch.dtype, a: tuple[int, ...], b: tuple[int, ...], c: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(a, b, c) of these shapes, such that a @ b and c have a spread of 1."""
+    """Make (a, b, c) of these shapes, such that a @ b and c have a spread of 1."""
     return *factors(dtype, a, b), values(dtype, *c, seed=2)
 
 
@@ -153,7 +153,7 @@ INFO = OpInfo(
 
 
 def to_c(args: dict[str, Any]) -> dict[str, Any] | None:
-    """Matrices or batches of them; c is given, in the result's shape, and written."""
+    """Take matrices or batches of them; c is given in the result's shape, and written."""
     a, b, c = (args[name] for name in "abc")
     if not a.dim() == b.dim() in (2, 3) or (c is None and args["beta"] != 0):
         return None
@@ -176,7 +176,7 @@ def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
-    """Around the edges of register tiles, and one beyond each block size."""
+    """Yield sizes around the edges of register tiles, and one beyond each block size."""
     sizes = (1, 1, 1), (3, 5, 7), (8, 47, 64), (13, 17, 19), (15, 33, 129), (33, 64, 31), (49, 97, 260)
     for m, n, k in (*sizes, (1, 40, 70), (40, 1, 70)):
         yield Sample(f"{m}x{n}x{k}", factors(dtype, (m, k), (k, n)))
@@ -205,7 +205,7 @@ def c_samples() -> Iterator[Sample | CSample]:
 
 
 def c_errors() -> Iterator[CErrorCase]:
-    """c comes first here: its dtype and shape are the rule for a and b."""
+    """Yield calls that must fail. c comes first: a and b must match its dtype and shape."""
     a, b, c = terms(torch.float32, (4, 8), (8, 6), (4, 6))
     args: dict[str, Any] = {"c": c, "a": a, "b": b, "alpha": 1.0, "beta": 0.0}
     double = {name: args[name].double() for name in "abc"}

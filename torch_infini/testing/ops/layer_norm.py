@@ -1,4 +1,4 @@
-"""layer_norm: reference, samples, refused calls, cost and benchmarks."""
+"""layer_norm: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def peer(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, ep
 
 
 def inputs(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(x, weight, bias): x with a mean of its own and a few large columns."""
+    """Make (x, weight, bias): x has a mean other than 0 and a few large columns."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=g) * 3 + 0.5
     x[..., ::97] *= 20
@@ -136,7 +136,7 @@ INFO = OpInfo(
 def with_statistics(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the C operator returns: the result, x standardised, the standard deviation of each row."""
+    """Return the C operator's results: the result, the standardized x, each row's standard deviation."""
     difference = x.double() - x.double().mean(-1, keepdim=True)
     sigma = (difference.square().mean(-1, keepdim=True) + eps).sqrt()
     return reference(x, weight, bias, eps), difference / sigma, sigma.squeeze(-1)
@@ -148,7 +148,7 @@ def to_c(args: dict[str, Any]) -> dict[str, Any] | None:
 
 def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, call in every_layout(args, C_OUTPUTS):
-        if name not in ("one column for all", "one number for all"):  # of equal numbers, rounding is all that is left
+        if name not in ("one column for all", "one number for all"):  # for equal numbers only rounding errors are left
             yield name, call
     yield "standardised in place", {**args, "input_standardization": args["input"]}
     yield "strided parameters", {**args, "weight": args["weight"][:1].expand(37), "bias": apart(args["bias"])}
@@ -162,7 +162,7 @@ def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def c_errors() -> Iterator[CErrorCase]:
-    """Refusals of the two outputs that the torch op has not."""
+    """Yield calls with invalid statistics outputs, which the torch op lacks."""
     x, weight, bias = inputs(torch.float32, 4, 8)
     made = dict(zip(C_OUTPUTS, (torch.ones(4, 8), torch.ones(4, 8), torch.ones(4)), strict=True))
     args: dict[str, Any] = {**made, "input": x, "weight": weight, "bias": bias, "eps": 1e-5}

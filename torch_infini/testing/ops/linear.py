@@ -1,4 +1,4 @@
-"""linear: reference, samples, refused calls, cost and benchmarks."""
+"""linear: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def peer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def inputs(
     dtype: torch.dtype, *rows: int, k: int, n: int, bias: bool = False, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(x, weight, bias) such that results have a spread of 1 and every product is about as large as the others.
+    """Make (x, weight, bias) such that results have a spread of 1 and all products are of similar size.
 
-    |x| is in [0.5, 1.5] and |weight| in [0.5, 1.5] / sqrt(k), so that no product is lost without notice.
+    |x| is in [0.5, 1.5] and |weight| in [0.5, 1.5] / sqrt(k), so that a missing product is noticed.
     """
     g = torch.Generator().manual_seed(seed)
 
@@ -175,7 +175,7 @@ INFO = OpInfo(
 
 
 def c_samples() -> Iterator[CSample]:
-    """Every tensor's rows from the last to the first, and rows apart; for each kernel: few rows and many."""
+    """Yield reversed rows of every tensor, and spaced rows; for both kernels: few rows and many."""
     for dtype in FLOATS:
         for rows in (3, 50):
             x, weight, bias = inputs(dtype, rows, k=130, n=70, bias=True)

@@ -1,4 +1,4 @@
-"""linear_packed: reference, samples, refused calls, cost and benchmarks."""
+"""linear_packed: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def reference(x: Tensor, weight: Tensor, n: int, bias: Tensor | None = None) -> 
 
 
 def peer(x: Tensor, weight: Tensor, n: int, bias: Tensor | None = None) -> Tensor:
-    """Unpacks in every call: benchmarks/packed.py compares with a weight that lies as torch wants it."""
+    """Unpack in every call. benchmarks/packed.py compares with a weight in torch's layout."""
     return torch.nn.functional.linear(x, unpack_linear(weight, n, x.shape[-1]), bias)
 
 
 def inputs(
     dtype: torch.dtype, *rows: int, k: int, n: int, bias: bool = False
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
-    """(x, weight, n, bias); what a packed weight has beyond n rows is NaN, for it must not matter."""
+    """Make (x, weight, n, bias). Padding rows are NaN, so that a kernel that uses them fails its test."""
     x, weight, b = plain_inputs(dtype, *rows, k=k, n=n, bias=bias)
     packed = torch.full(packed_shape(n, k), torch.nan, dtype=dtype)
     put_rows(packed, weight)

@@ -1,4 +1,4 @@
-"""linear_table4 and linear_group8: reference, samples, refused calls, cost and benchmarks."""
+"""linear_table4 and linear_group8: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .linear import inputs as of_linear
 
 
 class Linear:
-    """What the tests need to know about a product with weights of a format; extreme: the largest element's byte."""
+    """The tests of a product with weights of a format; extreme: the largest element's byte."""
 
     def __init__(self, spec: OpSpec, panels: Panels, extreme: int) -> None:
         self.spec, self.panels, self.largest = spec, panels, extreme
 
     def reference(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
-        """To the bit: sums of a run are integers, and runs are added in float32 in their order."""
+        """Compute the exact bits: sums of a run are integers, and runs are added in float32 in order."""
         n, k = scales.shape[0], x.shape[-1]
         q, run_scales = self.panels.quantize_x(x)
         runs = q.shape[-2]
@@ -46,7 +46,7 @@ class Linear:
     def inputs(
         self, dtype: torch.dtype, *rows: int, k: int, n: int, bias: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(x, weight, scales, bias); what the weight has beyond n rows and k columns must not matter."""
+        """Make (x, weight, scales, bias). Padding beyond n rows and k columns must not affect the result."""
         x, dense, b = of_linear(dtype, *rows, k=k, n=n, bias=bias)
         indices, group_scales, scales = self.panels.quantize(dense)
         packed = torch.full(self.panels.packed_shape(n, k), 0x7D, dtype=torch.uint8)
@@ -60,7 +60,7 @@ class Linear:
             yield Sample(f"{n} rows of the weight", self.inputs(dtype, 1, k=70, n=n, bias=True))
         for rows in (*range(2, 12), 16, 17, 28, 31, 32, 33, 47):
             yield Sample(f"{rows} rows", self.inputs(dtype, rows, k=333, n=61, bias=True))
-        for k in (1, 63, 64, 65, 127, 128, 129, 769, 5125):  # in tile registers too, which take many rows
+        for k in (1, 63, 64, 65, 127, 128, 129, 769, 5125):  # also for tile registers, which take many rows
             yield Sample(f"33 rows of {k} columns", self.inputs(dtype, 33, k=k, n=19))
         yield Sample("one dimension", self.inputs(dtype, k=65, n=33, bias=True))
         yield Sample("four dimensions", self.inputs(dtype, 2, 3, 5, k=96, n=70))
@@ -87,7 +87,7 @@ class Linear:
         yield Sample("x beyond a cache", self.inputs(dtype, 290, k=5125, n=33))
 
     def extreme(self, packed: Tensor) -> Tensor:
-        """The largest elements and the scale -127 everywhere: what sums of a run may reach."""
+        """Return a weight with the largest elements and the scale -127 everywhere, for the largest sums of a run."""
         made = torch.full_like(packed, self.largest)
         made[..., : GROUPS * PANEL] = 129
         return made
@@ -197,7 +197,7 @@ class Linear:
             bench=self.bench,
             peer=self.peer,
             compare=self.same_bits,
-            tolerances=LINEAR.tolerances,  # of the docstring's example, which sums in another order
+            tolerances=LINEAR.tolerances,  # for the docstring's example, which sums in another order
         )
 
 

@@ -1,4 +1,4 @@
-"""lp_norm: reference, samples, refused calls, cost and benchmarks."""
+"""lp_norm: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def reference(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12) -> Tenso
     x64 = x.double()
     if x64.numel() == 0:
         return x64
-    # In units of the largest |x|, high powers neither overflow nor vanish in float64.
+    # Relative to the largest |x|, high powers neither overflow nor all vanish in float64.
     top = x64.abs().amax(dim, keepdim=True)
     unit = torch.where((top > 0) & (top < torch.inf), top, 1)
     norm = (x64 / unit).abs().pow(p).sum(dim, keepdim=True).pow(1 / p) * unit
@@ -35,7 +35,7 @@ def values(dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def special_values(dtype: torch.dtype) -> Tensor:
-    """Rows that are zero, infinite, NaN, tiny, and whose squares no float holds."""
+    """Make rows that are zero, infinite, NaN or tiny, and rows whose squares no float can hold."""
     x = values(dtype, 6, 40)
     x[0] = 0
     x[1, 3] = torch.inf

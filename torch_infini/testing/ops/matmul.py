@@ -1,4 +1,4 @@
-"""matmul: reference, samples, refused calls, cost and benchmarks."""
+"""matmul: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def peer(a: Tensor, b: Tensor) -> Tensor:
 
 
 def factors(dtype: torch.dtype, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(a, b) of these shapes, such that results have a spread of 1."""
+    """Make (a, b) of these shapes, such that results have a spread of 1."""
     return values(dtype, *a), values(dtype, *b, seed=1, scale=max(a[-1], 1) ** -0.5)
 
 
-# Beside small ones: around the edges of the register tiles, and beyond each way of the kernel and block of k.
+# Small ones, some around the edges of the register tiles, and some beyond each algorithm's and block's size.
 SIZES = ((3, 5, 7), (1, 40, 70), (40, 1, 70), (13, 17, 19), (49, 97, 260), (2, 530, 1100), (130, 200, 1100))
 
 

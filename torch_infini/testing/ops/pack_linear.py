@@ -1,4 +1,4 @@
-"""pack_linear: reference, samples, refused calls, cost and benchmarks."""
+"""pack_linear: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reference(packed: Tensor, weight: Tensor, first_row: int = 0) -> tuple[Tenso
 
 
 def inputs(dtype: torch.dtype, n: int, k: int, rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """(packed, weight); rows of weight, of n that packed has room for."""
+    """Make (packed, weight): `rows` rows of a weight, for a packed one with room for n."""
     packed = torch.full(packed_shape(n, k), 77, dtype=dtype)
     return packed, of_linear(dtype, 1, k=k, n=n if rows is None else rows)[1]
 

@@ -1,4 +1,4 @@
-"""paged_caching: reference, samples, refused calls, cost and benchmarks."""
+"""paged_caching: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def peer(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
 ) -> None:
-    """Indexed writes; the mask of skipped tokens costs a pass of its own."""
+    """Write by indices; the mask of skipped tokens costs an extra pass."""
     written = slot_mapping >= 0
     slots = slot_mapping[written]
     size = max(k_cache.shape[2], 1)
@@ -61,7 +61,7 @@ def peer(
 def inputs(
     dtype: torch.dtype, slots: Sequence[int], heads: int, head_size: int, block_size: int = 16, blocks: int = 3
 ) -> tuple[Tensor, ...]:
-    """(k_cache, v_cache, k, v, slot_mapping)."""
+    """Make (k_cache, v_cache, k, v, slot_mapping)."""
     g = torch.Generator().manual_seed(len(slots) + head_size)
     caches = torch.randn(2, blocks, heads, block_size, head_size, generator=g).to(dtype)
     new = torch.randn(2, len(slots), heads, head_size, generator=g).to(dtype)
@@ -69,7 +69,7 @@ def inputs(
 
 
 def quantized(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Arguments for caches of int8, with scales, in place of the caches of floats that `args` begins with."""
+    """Return the arguments with int8 caches and scales instead of the float caches at their start."""
     (k_cache, k_scales), (v_cache, v_scales) = quantize(args[0]), quantize(args[1])
     return (k_cache, v_cache, *args[2:], k_scales, v_scales)
 
@@ -102,7 +102,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     k[0] = 0
     k[1, 0, 3], k[1, 1, 23], v[0, 0, 0], v[1, 1] = torch.inf, torch.nan, -torch.inf, 1e-7
     yield Sample("int8, zeros, infinity and NaN", (k_cache, v_cache, k, v, slots, k_scales, v_scales))
-    apart = torch.stack((k_scales, v_scales), -1)  # strided, and interleaved as the caches are
+    apart = torch.stack((k_scales, v_scales), -1)  # strided, and interleaved like the caches
     caches = torch.stack((k_cache, v_cache), 1)
     yield Sample(
         "int8, interleaved",

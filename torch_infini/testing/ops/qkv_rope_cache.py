@@ -1,4 +1,4 @@
-"""qkv_rope_cache: reference, samples, refused calls, cost and benchmarks."""
+"""qkv_rope_cache: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .rope import reference as rope_reference
 
 
 def split(qkv: Tensor, q: Tensor, k_cache: Tensor) -> tuple[Tensor, ...]:
-    """qkv as q [tokens, H, D], k and v [tokens, Hkv, D]."""
+    """Split qkv into q [tokens, H, D], and k and v [tokens, Hkv, D]."""
     heads, kv_heads, size = q.shape[1], k_cache.shape[1], k_cache.shape[3]
     return qkv.unflatten(1, (heads + 2 * kv_heads, size)).split([heads, kv_heads, kv_heads], 1)
 
@@ -58,7 +58,7 @@ def peer(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
 ) -> None:
-    """As Hugging Face's Llama rotates, then indexed writes."""
+    """Rotate as Hugging Face's Llama does, then write by indices."""
     new_q, k, v = split(qkv, q, k_cache)
     q.copy_(rope_peer(new_q, cos, sin, positions.long(), interleaved))
     caching_peer(
@@ -77,7 +77,7 @@ def inputs(
     half: int | None = None,
     rows: int = 50,
 ) -> tuple[Tensor, ...]:
-    """(q, k_cache, v_cache, qkv, cos, sin, positions, slot_mapping)."""
+    """Make (q, k_cache, v_cache, qkv, cos, sin, positions, slot_mapping)."""
     g = torch.Generator().manual_seed(len(slots) + head_size)
     k_cache, v_cache, _, _, slot_mapping = caching_inputs(dtype, slots, kv_heads, head_size, block_size, blocks)
     qkv = torch.randn(len(slots), (heads + 2 * kv_heads) * head_size, generator=g).to(dtype)
@@ -88,7 +88,7 @@ def inputs(
 
 
 def quantized(args: tuple[Tensor, ...], interleaved: bool = False) -> tuple[Any, ...]:
-    """Arguments for caches of int8, with scales, in place of the caches of floats in `args`."""
+    """Return the arguments with int8 caches and scales instead of the float caches."""
     q, *caches_and_rest = args
     *of_int8, k_scales, v_scales = caching_quantized(tuple(caches_and_rest))
     return (q, *of_int8, interleaved, k_scales, v_scales)
@@ -129,7 +129,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("token-major caches", (q, *token_major, qkv, *rest))
     yield Sample("one row for all", (q, k_cache, v_cache, qkv[:1].expand(4, -1), *rest))
     order = torch.randperm(320, generator=torch.Generator().manual_seed(0))[:270].tolist()
-    # One of three threads begins within the heads of v.
+    # One of three threads starts within the heads of v.
     yield Sample("large", inputs(dtype, [*order, order[0], -1, order[100]], 1, 4, 128, 16, 20))
     yield Sample("int8, large", quantized(inputs(dtype, [*order, order[0], -1, order[100]], 1, 4, 128, 16, 20)))
 

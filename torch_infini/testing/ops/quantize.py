@@ -1,4 +1,4 @@
-"""quantize_int8 and quantize_int4: reference, samples, refused calls, cost and benchmarks."""
+"""quantize_int8 and quantize_int4: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 def peer_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     rows = weight.float()
-    # Without columns there is no extreme.
+    # Without columns there is no maximum.
     largest = rows.abs().amax(1) if weight.shape[1] else rows.new_zeros(weight.shape[0])
     scales = largest / 127
-    # Scales that are denormal may be too small by a half.
+    # Denormal scales may be too small by half a spacing.
     q = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round_().clamp_(-127, 127)
     return q.to(torch.int8), scales
 
@@ -34,8 +34,8 @@ def peer_int4(weight: Tensor, group_size: int = 64) -> tuple[Tensor, Tensor, Ten
     return low | high << 4, scales, zeros
 
 
-# The references: integers are determined by float32 arithmetic to the bit, so that they are computed in it too, in
-# plain torch. What is not finite is put in afterwards.
+# The references: float32 arithmetic determines the integers bit for bit, so they are computed in float32 too, in plain
+# torch. Non-finite rows are handled afterwards.
 def reference_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     finite = weight.isfinite().all(1)
     q, scales = peer_int8(weight.contiguous().where(finite[:, None], 0))
@@ -56,7 +56,7 @@ def weights(dtype: torch.dtype, n: int, k: int) -> Tensor:
 
 
 def edges(dtype: torch.dtype) -> Tensor:
-    """Rows of 128: ends of the range, denormal scales, scales of 0, all equal, ties, and what is not finite."""
+    """Make rows of 128: ends of the range, denormal scales, scales of 0, all equal, ties, and non-finite values."""
     steps, info = torch.linspace(-1, 1, 128), torch.finfo(dtype)
     rows = [(steps * size) for size in (info.max / 8, info.tiny, info.tiny / 16, info.smallest_normal * 20)]
     rows += [torch.full((128,), value) for value in (0.7109375, -3.0, 0.0, -0.0, info.max, torch.inf, torch.nan)]
@@ -158,7 +158,7 @@ def cost_int4(weight: Tensor, group_size: int = 64) -> Cost:
 
 
 def bench(dtype: torch.dtype) -> Iterator[Sample]:
-    for n, k in ((256, 2048), (2048, 5632)):  # a piece of a weight that the cache holds, and a weight
+    for n, k in ((256, 2048), (2048, 5632)):  # a weight's part that the cache holds, and a whole weight
         yield Sample(f"{n}x{k}", (weights(dtype, n, k),))
 
 

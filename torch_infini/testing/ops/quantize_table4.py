@@ -1,4 +1,4 @@
-"""quantize_table4 and quantize_group8: reference, samples, refused calls, cost and benchmarks."""
+"""quantize_table4 and quantize_group8: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .quantize import edges
 
 
 class Quantize:
-    """What the tests need to know about an op that makes weights of a format."""
+    """The tests of an op that makes weights of a format."""
 
     def __init__(self, spec: OpSpec, panels: Panels) -> None:
         self.spec, self.panels = spec, panels
@@ -33,7 +33,7 @@ class Quantize:
         return after.double(), scales_after.double()
 
     def inputs(self, dtype: torch.dtype, n: int, k: int, rows: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(packed, scales, weight); rows of weight, of n that packed has room for."""
+        """Make (packed, scales, weight): `rows` rows of a weight, for a packed one with room for n."""
         packed = torch.full(self.panels.packed_shape(n, k), 77, dtype=torch.uint8)
         return packed, torch.full((n,), 77.0), of_linear(dtype, 1, k=k, n=n if rows is None else rows)[1]
 

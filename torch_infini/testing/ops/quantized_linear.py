@@ -1,4 +1,4 @@
-"""linear_int8 and linear_int4: reference, samples, refused calls, cost and benchmarks."""
+"""linear_int8 and linear_int4: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def cost(call: Call) -> Cost:
     return Cost(bytes=nbytes(*read) + call.rows * n * call.x.element_size(), flops=2 * call.rows * call.x.shape[-1] * n)
 
 
-# Rows of x from which on cuBLAS multiplies on CUDA: kCublasRowsFrom of csrc/infiniop/quantized_linear/many_rows.h. That
-# file says what is rounded.
+# cuBLAS multiplies from this many rows of x on: kCublasRowsFrom of csrc/infiniop/quantized_linear/many_rows.h, which
+# states what is rounded.
 CUBLAS_ROWS_FROM = 64
 
 
 def same_bits(call: Call) -> bool:
-    """Whether on CUDA sums have our order, not cuBLAS's. Sums of integers are exact in any order."""
+    """Return whether sums on CUDA have our order, not cuBLAS's. Integer sums are exact in any order."""
     return call.rows < CUBLAS_ROWS_FROM or call.quantize_x
 
 
 def cuda_slack(expected: Tensor, call: Call) -> Tensor:
-    """What cuBLAS's order of sums may cost, and for int4 the rounding of weights to the dtype of x."""
+    """Return the error of cuBLAS's order of sums, and for int4 of rounding weights to the dtype of x."""
     if same_bits(call):
         return torch.zeros_like(expected)
     weight = call.dense_weight(torch.float64)
@@ -85,7 +85,7 @@ def cuda_slack(expected: Tensor, call: Call) -> Tensor:
 
 
 def peer_int8(call: Call) -> Tensor:
-    """torch's own op where it supports the call, a dense product otherwise."""
+    """Call torch's own op if it supports the call, a dense product otherwise."""
     x, weight = call.x, call.weight
     if x.dtype == torch.bfloat16 and x.dim() == 2 and x.shape[1] % 32 == 0 and 0 not in (*x.shape, *weight.shape):
         y = torch.ops.aten._weight_int8pack_mm(x, weight, call.scales.bfloat16())
@@ -94,18 +94,18 @@ def peer_int8(call: Call) -> Tensor:
 
 
 def peer_int4(call: Call) -> Tensor:
-    """A dense product. (torch's own op wants a weight packed by itself: benchmarks/quantized.py compares with it.)"""
+    """Compute a dense product. (torch's own op needs its own packing: benchmarks/quantized.py compares with it.)"""
     return torch.nn.functional.linear(call.x, call.dense_weight(call.x.dtype), call.bias)
 
 
 def values(g: torch.Generator, *shape: int) -> Tensor:
-    """Of either sign, 0.5 to 1.5 in size: no product of such values is lost without notice."""
+    """Make values of either sign and 0.5 to 1.5 in magnitude, so that a missing product is noticed."""
     return (0.5 + torch.rand(shape, generator=g)) * (torch.randint(0, 2, shape, generator=g) * 2 - 1)
 
 
 SHAPES = [(rows, 4096, n) for rows in (1, 8, 32) for n in (4096, 14336)]  # of the benchmarks
-# One rounding of a result of order 1, and what float sums of products of order 1 / sqrt(k) lose, however much of them
-# cancels. A product left out of 5125 is 7e-3 on average.
+# One rounding of a result of order 1, plus the error of float sums of products of order 1 / sqrt(k), however much of
+# them cancels. A missing product of 5125 changes the result by 7e-3 on average.
 TOLERANCES = {
     torch.float32: (1e-6, 6e-6),
     torch.bfloat16: (2**-8, 6e-6),
@@ -119,7 +119,7 @@ TOLERANCES = {
 def inputs_int8(
     dtype: torch.dtype, *rows: int, k: int, n: int, bias: bool = False, scales_dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """(x, weight, scales, bias): all 255 integers, and results with a spread of about 1."""
+    """Make (x, weight, scales, bias): all 255 integers, and results with a spread of about 1."""
     g = torch.Generator().manual_seed(k * 1000 + n)
     weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=g)
     scales = (0.5 + torch.rand(n, generator=g)) / 74 / max(k, 1) ** 0.5
@@ -156,7 +156,7 @@ def samples_int8(dtype: torch.dtype) -> Iterator[Sample]:
 def quantized_x_samples(
     args: Callable[..., tuple[Any, ...]], dtype: torch.dtype, step: int, prefix: str = "x quantized"
 ) -> Iterator[Sample]:
-    """Samples with quantize_x; args makes inputs of k columns, k a multiple of step."""
+    """Yield samples with quantize_x; args makes inputs of k columns, k a multiple of step."""
     on = {"quantize_x": True}
 
     def sample(name: str, *rows: int, k: int, n: int, **more: Any) -> Sample:
@@ -164,7 +164,7 @@ def quantized_x_samples(
 
     for k in (1, 2, 3, 7, 20, 65):
         yield sample(f"{k * step} columns", 3, k=k, n=19)
-    for k in (1, 3, 15, 16, 17, 65):  # read along k: with whole and broken lines at the end
+    for k in (1, 3, 15, 16, 17, 65):  # read along k: with whole and partial lines at the end
         yield sample(f"{k * step} columns, one row", 1, k=k, n=19)
     for rows in (1, 2, 4, 5, 11, 12, 13, 24, 25, 40, 200):
         yield sample(f"{rows} rows", rows, k=4, n=67)
@@ -190,7 +190,7 @@ def quantized_x_samples(
 
 
 def common_errors(op: str, args: tuple[Tensor, ...], bias: Tensor) -> Iterator[ErrorCase]:
-    """Rules of x, bias and out; x is [2, 64] float32, n = 8. args: x, weight, scales and, for linear_int4, zeros."""
+    """Yield error cases of x, bias and out; x is [2, 64] float32, n = 8. args: x, weight, scales[, zeros of int4]."""
     x, weight, scales = args[:3]
     rest = (weight, scales)
     yield ErrorCase("scalar", (x[0, 0], *rest), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
@@ -302,7 +302,7 @@ def inputs_int4(
     bias: bool = False,
     scales_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """(x, weight, scales, zeros, bias) with results that have a spread of about 1."""
+    """Make (x, weight, scales, zeros, bias) with results that have a spread of about 1."""
     g = torch.Generator().manual_seed(k * 1000 + n)
     weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=g)
     scales = (0.5 + torch.rand(n, k // group, generator=g)) / 5 / max(k, 1) ** 0.5
@@ -391,7 +391,7 @@ def info(
             yield Sample(f"{rows}x{k}->{n}", inputs(dtype, rows, k=k, n=n))
 
     def of(function: Callable[[Call], Any]) -> Callable[..., Any]:
-        """The function with the op's parameters."""
+        """Return the function with the op's parameters."""
 
         @functools.wraps(call)
         def on_arguments(*args: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""random_sample: reference, samples, refused calls, cost and benchmarks."""
+"""random_sample: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._int32 import with_int32
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 in plain integers: the reference for the kernel's."""
+    """Compute Philox4x32-10 in Python integers: the kernel's reference."""
     k0, k1 = key
     c0, c1, c2, c3 = counter
     for _ in range(10):
@@ -28,7 +28,7 @@ def low_half(value: int) -> int:
 
 
 def uniform(seed: int, offset: int) -> float:
-    """The u of a row."""
+    """Return the u of a row."""
     key, counter = ((low_half(value), low_half(value >> 32)) for value in (seed, offset))
     return (philox(key, (*counter, 0, 0))[0] >> 8) * 2.0**-24
 
@@ -38,7 +38,7 @@ Row = tuple[Tensor, float, float, int, float]
 
 
 def sorted_row(logits: Tensor, u: float, temperature: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor, float]:
-    """(order, cumulative weights, limit) of one row in float64; greedy rows have the limit 0."""
+    """Return (order, cumulative weights, limit) of one row in float64; greedy rows have limit 0."""
     x = logits.double()
     n = x.numel()
     values, order = x.sort(descending=True, stable=True)
@@ -50,13 +50,13 @@ def sorted_row(logits: Tensor, u: float, temperature: float, top_k: int, top_p: 
 
 
 def drawn(row: Row) -> int:
-    """The token of a row."""
+    """Return the token of a row."""
     order, cumulative, limit = sorted_row(*row)
     return int(order[(cumulative >= limit).int().argmax()])
 
 
 def check_token(token: int, row: Row, where: str, rounding: float = 4e-6) -> None:
-    """The reference's token, or one whose part of the cumulative weights lies within rounding of the limit."""
+    """Require the reference's token, or one whose share of the cumulative weights is within rounding of the limit."""
     wanted, n = drawn(row), row[0].numel()
     assert 0 <= token < n, f"{where} gives {token}, of {n} tokens"
     if token == wanted:
@@ -64,7 +64,7 @@ def check_token(token: int, row: Row, where: str, rounding: float = 4e-6) -> Non
     order, cumulative, limit = sorted_row(*row)
     place = int((order == token).nonzero())
     below, reached = cumulative[place - 1].item() if place else 0.0, cumulative[place].item()
-    # Float arithmetic: each weight is off by up to 2e-6 of itself where it counts, and so is their sum.
+    # Float arithmetic: each weight has a relative error of up to 2e-6 where it matters, and so has their sum.
     near = below <= limit * (1 + rounding) and reached >= limit * (1 - rounding)
     assert near and limit > 0, (
         f"{where} gives {token} (cumulative weight {below!r} to {reached!r}), expected {wanted}, for the limit is "
@@ -93,7 +93,7 @@ def compare(actual: Tensor, sample: Sample) -> None:
 
 
 def peer(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-    """As serving code writes it: argmax where all rows are greedy, topk where all have a limit, else a full sort; one
+    """Sample as serving code does: argmax if all rows are greedy, topk if all have a limit, else a full sort; one
     generator for all rows.
     """
     if (temperature == 0).all():
@@ -115,7 +115,7 @@ def peer(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed
 
 
 def settings_for(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> tuple[Tensor, ...]:
-    """(temperature, top_k, top_p, seed, offset), the same for all rows but for seed and offset."""
+    """Make (temperature, top_k, top_p, seed, offset): equal for all rows except seed and offset."""
     index = torch.arange(rows)
     return (
         torch.full((rows,), temperature),
@@ -148,7 +148,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("mixed settings", (logits_of(dtype, rows, 1003), *mixed))
     yield with_int32(Sample("mixed settings", (logits_of(dtype, rows, 1003), *mixed)))
 
-    # All logits equal: the token tells all bits of u, and each is the reference's.
+    # If all logits are equal, the token shows all bits of u, and every token must be the reference's.
     yield Sample("equal logits", (torch.full((20, 4096), -2.5, dtype=dtype), *settings_for(20)))
     yield Sample("equal logits, top-k", (torch.full((20, 4096), -2.5, dtype=dtype), *settings_for(20, 1.0, 1000)))
     signed = torch.where(logits_of(dtype, 20, 4096) < 0, -0.0, 0.0).to(dtype)

@@ -1,4 +1,4 @@
-"""random_sample_given: reference, samples, refused calls, cost and benchmarks; infiniopRandomSample is the same op."""
+"""random_sample_given: reference, samples, error cases, cost and benchmarks; infiniopRandomSample is the same op."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = (*FLOATS, torch.float64)
 
 
 def row_of(logits: Tensor, random_val: float, topp: float = 1.0, topk: int = 0, temperature: float = 1.0) -> Row:
-    """The row that a call draws from, its numbers rounded to float32."""
+    """Return the row that a call draws from, with its numbers rounded to float32."""
     u, rounded_temperature, p = (ctypes.c_float(value).value for value in (random_val, temperature, topp))
     return logits, u, rounded_temperature, topk, p
 
@@ -36,7 +36,7 @@ def compare(actual: Tensor, sample: Sample) -> None:
 
 
 def peer(logits: Tensor, random_val: float, topp: float = 1.0, topk: int = 0, temperature: float = 1.0) -> Tensor:
-    """As callers without the op write it: a full sort, and the first sum of probabilities that reaches the limit."""
+    """Sample as callers without the op do: a full sort, and the first sum of probabilities that reaches the limit."""
     if 0 in (random_val, topp, temperature) or topk == 1:
         return logits.argmax(-1)
     values, order = logits.float().sort(descending=True, stable=True)
@@ -58,7 +58,7 @@ NUMBERS = {
 
 
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
-    """Some rows of each of random_sample's samples, and numbers at both ends, which no seed draws."""
+    """Yield some rows of each of random_sample's samples, and extreme numbers, which no seed draws."""
     for i, sample in enumerate(samples_of_rows(dtype)):
         rows = list(rows_of(sample.args))
         for row in range(i % max(len(rows), 1), len(rows), 11):
@@ -70,11 +70,11 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     masked = logits_of(dtype, 40)
     masked[torch.arange(40) % 3 != 1] = -torch.inf
     yield Sample("all that is not masked kept", (masked, 1.0))
-    # Numbers that float32 does not hold: 0, and what rounds to 1.
+    # Numbers that float32 rounds: to 0, and to 1.
     yield Sample("a random number below float32", (logits_of(dtype, 40), 1e-60))
     yield Sample("a temperature below float32", (logits_of(dtype, 40), 0.9, 1.0, 0, 1e-60))
     yield Sample("a random number near 1", (logits_of(dtype, 40), 1 - 1e-12))
-    # Whose low 32 bits would be other limits.
+    # The low 32 bits alone would be other limits.
     yield Sample("a topk beyond int32", (logits_of(dtype, 40), 0.99, 1.0, 2**32 + 1))
     yield Sample("a topk below int32", (logits_of(dtype, 40), 0.99, 1.0, 1 - 2**32))
     yield Sample("a whole vocabulary", (logits_of(dtype, 128_256), 0.83, 0.9, 50, 1.0))
@@ -169,7 +169,7 @@ INFO = OpInfo(
     compare=compare,
 )
 
-NUMBERED = ("random_val", "topp", "temperature")  # how the names of refused numbers begin
+NUMBERED = ("random_val", "topp", "temperature")  # the prefixes of names of invalid numbers
 RESULTS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
@@ -179,7 +179,7 @@ def c_args(logits: Tensor | Described, result: torch.dtype = torch.int64, random
 
 
 def c_samples() -> Iterator[CSample]:
-    """A stride that torch refuses, and indices of each dtype."""
+    """Yield a stride that torch rejects, and indices of each dtype."""
     for dtype in DTYPES:
         one = Described(logits_of(dtype, 40), (1,), (0,), 7)
         yield CSample(f"{str(dtype)[6:]} one element of any stride", c_args(one))
@@ -188,7 +188,7 @@ def c_samples() -> Iterator[CSample]:
 
 
 def c_errors() -> Iterator[CErrorCase]:
-    """The numbers come with a run, not with the descriptor."""
+    """Yield calls with invalid numbers, which are passed to the run, not to the descriptor."""
     for case in errors():
         if case.name.startswith(NUMBERED):
             numbers = dict(zip(SPEC.arguments[1:], case.args[1:], strict=False))

@@ -1,4 +1,4 @@
-"""rearrange: reference, samples, refused calls, cost and benchmarks."""
+"""rearrange: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def peer(x: Tensor) -> Tensor:
 
 
 def values(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Neighbours differ in every byte of them."""
+    """Make values such that neighbours differ in every byte."""
     g = torch.Generator().manual_seed(0)
     if dtype.is_floating_point or dtype == torch.bool:
         return (
@@ -37,7 +37,7 @@ def values(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max, shape, generator=g, dtype=dtype)
 
 
-# What callers make of a contiguous tensor of a shape; in words, the shape, the view.
+# Views of a contiguous tensor that callers make: description, shape, view.
 LAYOUTS: tuple[tuple[str, tuple[int, ...], Callable[[Tensor], Tensor]], ...] = (
     ("transposed", (300, 70), lambda t: t.t()),
     ("transposed, one line", (64, 32), lambda t: t.t()),
@@ -144,7 +144,7 @@ def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def c_samples() -> Iterator[CSample]:
-    """Every dtype that a descriptor may have, one of 16 bytes among them."""
+    """Yield every dtype that a descriptor may have, including one of 16 bytes."""
     for dtype in DTYPES:
         src = torch.randint(0, 2, (3, 5, 7)).to(dtype)
         yield CSample(f"{dtype}", {"dst": unwritten((3, 5, 7), dtype), "src": src})
@@ -158,7 +158,7 @@ def c_samples() -> Iterator[CSample]:
 
 
 def c_errors() -> Iterator[CErrorCase]:
-    """dst comes first here: its shape and dtype are the rule for src."""
+    """Yield calls that must fail. dst comes first: src must match its shape and dtype."""
     dst, src = torch.ones(2, 3), torch.ones(2, 3)
     op = "infini::rearrange: "
     for name, args, status, rule in (
@@ -168,7 +168,7 @@ def c_errors() -> Iterator[CErrorCase]:
         yield CErrorCase(name, args, f"BAD_TENSOR_{status}", op + rule)
 
 
-# Elements of 1, 2, 4 and 8 bytes; the kernel knows no more of them.
+# Elements of 1, 2, 4 and 8 bytes; the kernel knows only their size.
 C_OPS = [
     c_op(
         INFO,

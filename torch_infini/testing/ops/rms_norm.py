@@ -1,4 +1,4 @@
-"""rms_norm: reference, samples, refused calls, cost and benchmarks."""
+"""rms_norm: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def reference(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -
 
 
 def peer(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Tensor:
-    """As Hugging Face writes it."""
+    """Compute it as Hugging Face's models do."""
     x32 = x.float()
     x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
     return weight * x32.to(x.dtype)
 
 
 def norm_inputs(dtype: torch.dtype, *shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """(x, weight) as a trained model has them: x with a spread of 3 and a few large columns, weight around 1."""
+    """Make (x, weight) as in trained models: x with a spread of 3 and a few large columns, weight around 1."""
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=g) * 3
     x[..., ::97] *= 20
@@ -115,7 +115,7 @@ INFO = OpInfo(
 
 
 def c_samples() -> Iterator[Sample]:
-    """float64, and weights of the other half type."""
+    """Yield calls with float64, and with weights of the other half type."""
     pairs = ((torch.float64, torch.float64), (torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16))
     for dtype, of_weight in pairs:
         for shape in ((2, 3, 769), (300, 2048)):

@@ -1,4 +1,4 @@
-"""rope: reference, samples, refused calls, cost and benchmarks."""
+"""rope: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reference(
 
 
 def peer(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, interleaved: bool = False) -> Tensor:
-    """As Hugging Face's Llama and GPT-J write it: cos and sin for every column, and a rotated copy of x."""
+    """Rotate as Hugging Face's Llama and GPT-J do: cos and sin for every column, and a rotated copy of x."""
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
     rotated, passed = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
@@ -48,14 +48,14 @@ def peer(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, i
 
 
 def angles(rows: int, half: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(cos, sin) [rows, half] as Llama has them, base 10000."""
+    """Make (cos, sin) [rows, half] as in Llama, base 10000."""
     frequencies = 10000.0 ** -(torch.arange(half) / max(half, 1))
     angle = torch.arange(rows).unsqueeze(-1) * frequencies
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def inputs(dtype: torch.dtype, *shape: int, half: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """(x, cos, sin) with a row of cos and sin for each token."""
+    """Make (x, cos, sin) with a row of cos and sin for each token."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return (x.to(dtype), *angles(shape[-3], shape[-1] // 2 if half is None else half, dtype))
 
@@ -245,12 +245,12 @@ INFO = OpInfo(
 )
 
 
-GPT_J, GPT_NEOX = 0, 1  # of the C operator's argument algo
+GPT_J, GPT_NEOX = 0, 1  # values of the C operator's argument algo
 POSITIONS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 def to_c(args: Arguments) -> Arguments | None:
-    """A row of cos for each token is a table whose rows are named in order; all columns of a head are turned."""
+    """Pass a row of cos per token as a table with positions in order; all columns of a head are rotated."""
     x, cos, positions = args["x"], args["cos"], args["positions"]
     if 2 * cos.shape[-1] < x.shape[-1] or (positions is None and cos.shape[:-1] != x.shape[-3:-2]):
         return None
@@ -269,7 +269,7 @@ def to_torch(args: Arguments) -> Arguments:
 
 
 def c_args(dtype: torch.dtype, algo: int = GPT_NEOX) -> Arguments:
-    """For 3 sequences of 5 tokens, anywhere in a table of 50 rows."""
+    """Make arguments for 3 sequences of 5 tokens, anywhere in a table of 50 rows."""
     x, cos, sin = inputs(dtype, 3, 5, 4, 40)
     cos, sin = angles(50, 20, dtype)
     where = torch.randint(50, (3, 5), generator=torch.Generator().manual_seed(0))
@@ -284,7 +284,7 @@ def c_args(dtype: torch.dtype, algo: int = GPT_NEOX) -> Arguments:
 
 
 def c_samples() -> Iterator[Sample | CSample]:
-    """Strides that torch lacks, or that differ from tensor to tensor; positions of each dtype."""
+    """Yield strides that torch lacks or that differ from tensor to tensor, and positions of each dtype."""
     for dtype, algo in product((*INFO.dtypes, torch.float64), (GPT_J, GPT_NEOX)):
         kind = f"{str(dtype)[6:]} {('GPT-J', 'GPT-NeoX')[algo]}"
         yield Sample(f"{kind} large", (*inputs(dtype, 2, 50, 8, 128), None, algo == GPT_J))

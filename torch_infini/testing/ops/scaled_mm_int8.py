@@ -1,4 +1,4 @@
-"""scaled_mm_int8: reference, samples, refused calls, cost and benchmarks."""
+"""scaled_mm_int8: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reference(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    # In float64 every product of bytes and their sum is exact.
+    # In float64 every product of int8 values and their sum is exact.
     y = a.double() @ b.double() * a_scale.double().view(-1, 1) * b_scale.double().view(1, -1)
     return y if bias is None else y + bias.double()
 
@@ -42,11 +42,11 @@ def peer(
 def inputs(
     dtype: torch.dtype, m: int, n: int, k: int, bias: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype]:
-    """All arguments, such that results have a spread of about 1; b as the transpose of a weight [n, k]."""
+    """Make all arguments, such that results have a spread of about 1; b is the transpose of a weight [n, k]."""
     g = torch.Generator().manual_seed(0)
     a = torch.randint(-128, 128, (m, k), dtype=torch.int8, generator=g)
     weight = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=g)
-    size = 1 / (74 * max(k, 1) ** 0.25)  # 74: the spread of the bytes
+    size = 1 / (74 * max(k, 1) ** 0.25)  # 74: the spread of the int8 values
     a_scale, b_scale = ((0.5 + torch.rand(length, generator=g)) * size for length in (m, n))
     return a, weight.t(), a_scale, b_scale, torch.randn(n, generator=g).to(dtype) if bias else None, dtype
 
@@ -79,7 +79,7 @@ def errors() -> Iterator[ErrorCase]:
     assert bias is not None
     scales = a_scale, b_scale
     op = "infini::scaled_mm_int8: "
-    batch = a.expand(2, 4, 16)  # the C operator takes one of 1
+    batch = a.expand(2, 4, 16)  # the C operator accepts a batch of 1
     yield ErrorCase("rank", (batch, b, *scales), op + "a must have 2 dimensions, got 3 (shape [2, 4, 16])")
     yield ErrorCase("unsigned", (a.view(torch.uint8), b, *scales), op + "a must be int8, got uint8")
     yield ErrorCase("b unsigned", (a, b.view(torch.uint8), *scales), op + "b must be int8, got uint8")

@@ -1,4 +1,4 @@
-"""silu: reference, samples, refused calls, cost and benchmarks."""
+"""silu: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
 def as_held_by(dtype: torch.dtype, value: Tensor) -> Tensor:
-    """float64 values, those that round to an infinity of the dtype turned into it."""
+    """Replace float64 values that round to an infinity of the dtype by that infinity."""
     return torch.where(value.to(dtype).isinf(), value * torch.inf, value)
 
 
@@ -26,7 +26,7 @@ def peer(x: Tensor) -> Tensor:
 
 
 def activations(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
-    """Values as a layer makes them, with a spread of 3 and a few large ones; integers of all bits."""
+    """Make values as a layer's output, with a spread of 3 and a few large ones; integers use all bits."""
     g = torch.Generator().manual_seed(seed)
     if not dtype.is_floating_point:
         return torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max, shape, generator=g, dtype=dtype)
@@ -37,7 +37,7 @@ def activations(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
 
 
 def special_values(dtype: torch.dtype) -> Tensor:
-    """Zeros, the smallest and largest numbers, infinities and NaN, and the range in which e^-x leaves float32's."""
+    """Make zeros, the smallest and largest numbers, infinities, NaN, and values whose e^-x leaves float32's range."""
     info = torch.finfo(dtype)
     few = [0.0, info.tiny, info.smallest_normal * 2, 1.0, 20.0, info.max / 2, info.max, torch.inf]
     edge = torch.linspace(80, 110, 301).tolist()

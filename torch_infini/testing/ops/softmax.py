@@ -1,4 +1,4 @@
-"""softmax and log_softmax along any dimension: reference, samples, refused calls, cost and benchmarks."""
+"""softmax and log_softmax along any dimension: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("large", (scores(dtype, 150, 1024),))
     yield Sample("large, along the rows", (scores(dtype, 150, 1000), 0))
     large = scores(dtype, 3, 40)
-    large[0] += 3e4  # would overflow without the maximum
+    large[0] += 3e4  # would overflow without subtracting the maximum
     large[1] *= 1e3  # all but one exponential vanish
-    large[2] -= 3e4  # all would vanish without the maximum
+    large[2] -= 3e4  # all would vanish without subtracting the maximum
     yield Sample("large values", (large,))
     special = scores(dtype, 5, 20)
     special[0, ::2] = -torch.inf
@@ -63,7 +63,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def errors_of(name: str) -> Iterator[ErrorCase]:
-    """What both refuse."""
+    """Yield the calls that both ops reject."""
     x = scores(torch.float32, 3, 8)
     op = f"infini::{name}: "
     yield from refused_inputs(op, x)
@@ -119,7 +119,7 @@ INFOS = (
 
 
 def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
-    for dim in (0, -1):  # -1: what log_softmax computes
+    for dim in (0, -1):  # -1 is the dimension that log_softmax computes
         yield Sample(f"two dimensions, along {dim}", (scores(dtype, 20, 37), dim))
     yield Sample("four dimensions, along 1", (scores(dtype, 5, 4, 3, 6), 1))
 
@@ -129,7 +129,7 @@ def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def c_dtypes() -> Iterator[CSample]:
-    """log_softmax into another dtype."""
+    """Yield calls of log_softmax with an output of another dtype."""
     for of_x in FLOATS:
         for of_y in (dtype for dtype in FLOATS if dtype != of_x):
             small = (x for x, *dim in (s.args for s in samples(of_x)) if dim in ([], [-1]) and x.numel() < 8000)

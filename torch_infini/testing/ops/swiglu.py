@@ -1,4 +1,4 @@
-"""swiglu: reference, samples, refused calls, cost and benchmarks."""
+"""swiglu: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .silu import activations, as_held_by, special_values
 
 
 def halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(gate, up), whichever form they came in."""
+    """Return (gate, up), whichever form they are passed in."""
     if up is not None:
         return gate, up
     first, second = gate.chunk(2, dim=-1) if gate.shape[-1] else (gate, gate)
@@ -35,7 +35,7 @@ def inputs(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 def samples(dtype: torch.dtype, vanishes: float = -80) -> Iterator[Sample]:
-    """Calls of a gated op; `vanishes`: the gate below which its factor may be 0 in float32 while not in float64."""
+    """Yield calls of a gated op; `vanishes`: the gate below which its factor may be 0 in float32 but not in float64."""
     for n in (1, 7, 769, 5125):
         yield Sample(f"{n} columns", inputs(dtype, 3, n))
     for n in (2, 14, 1538, 10250):
@@ -57,13 +57,13 @@ def samples(dtype: torch.dtype, vanishes: float = -80) -> Iterator[Sample]:
     gate = special_values(dtype)
     for factor in (1.0, -2.0, 0.0, torch.nan):
         yield Sample(f"special values by {factor}", (gate, torch.full_like(gate, factor)))
-    # Below about -88 the sigmoid is 0 in float32, here as in torch, and 0 times infinity is NaN; in float64 it is not.
+    # Below about -88 the sigmoid is 0 in float32 (also in torch), and 0 times infinity is NaN; in float64 it is not 0.
     gate = gate[~(gate < vanishes)]
     yield Sample("special values by inf", (gate, torch.full_like(gate, torch.inf)))
 
 
 def errors(name: str = "swiglu") -> Iterator[ErrorCase]:
-    """The calls that a gated op of that name refuses."""
+    """Yield the calls that the gated op `name` rejects."""
     gate, up = inputs(torch.float32, 2, 16)
     op = f"infini::{name}: "
     integers = op + "gate must be float32, bfloat16, float16 or float64, got int64"

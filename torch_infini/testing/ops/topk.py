@@ -1,4 +1,4 @@
-"""topksoftmax and topkrouter: reference, samples, refused calls, cost and benchmarks."""
+"""topksoftmax and topkrouter: reference, samples, error cases, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..c_door import Arguments, c_op, unwritten
 from ..c_ops import CErrorCase, CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
-# Those of DeepSeek-V3, for which topkrouter is made.
+# The sizes of DeepSeek-V3, which topkrouter is made for.
 EXPERTS, GROUPS, KEPT_GROUPS = 256, 8, 4
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """Indices of the k largest, largest first; of equals the lower index first; NaN before all."""
+    """Return the indices of the k largest, largest first; among equal ones the lower index first; NaN before all."""
     return torch.sort(x, dim=-1, descending=True, stable=True).indices[:, :k]
 
 
@@ -29,7 +29,7 @@ def softmax_reference(x: Tensor, k: int = 8, normalize: bool = False) -> tuple[T
 
 
 def kept_groups(c: Tensor, groups: Tensor) -> Tensor:
-    """c [tokens, 8, 32] with 0 in all groups but those named, flat."""
+    """Return c [tokens, 8, 32], flat, with 0 in all groups except the given ones."""
     mask = torch.zeros(c.shape[:2], dtype=torch.bool).scatter(-1, groups, True)
     return torch.where(mask.unsqueeze(-1), c, 0).flatten(1)
 
@@ -62,7 +62,7 @@ def router_peer(
 
 
 def scores(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Logits of a router. Fixed: which of two that differ by a rounding comes first, the reference does not know."""
+    """Make a router's logits. Fixed, because the reference cannot order two that differ by a rounding error."""
     return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
 
 
@@ -118,7 +118,7 @@ def router_samples(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def output_errors(op: str, x: Tensor, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
-    """What the out forms of both refuse: x has 4 rows, and args asks for 8 experts."""
+    """Yield the out forms that both ops reject: x has 4 rows, and args asks for 8 experts."""
     values, indices = torch.empty(4, 8), torch.empty(4, 8, dtype=torch.int32)
 
     def case(name: str, message: str, out0: Tensor = values, out1: Tensor = indices) -> ErrorCase:
@@ -207,7 +207,7 @@ def router_bench(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("1x256, 8", (scores(dtype, 1, 256), correction()))
 
 
-# Whatever the dtype of x, the values are float32.
+# The values are float32 for any dtype of x.
 EXACT = dict.fromkeys(FLOATS, (2e-6, 2e-6))
 
 
@@ -236,14 +236,14 @@ INFOS = (
 
 
 def result_bytes(args: Mapping[str, Any]) -> dict[str, int]:
-    """What values and indices need, for they have no descriptor; nothing where topk will be refused."""
+    """Return the bytes of values and indices, which have no descriptor; empty if topk is invalid."""
     rows, width = args["x"].shape
     size = 4 * rows * args["topk"] if 0 < args["topk"] <= width else 0
     return {"values": size, "indices": size}
 
 
 def refused_of_inputs(case: ErrorCase) -> bool:
-    """Not those of outputs, which have no descriptor, and of k, which has another name."""
+    """Skip error cases of outputs, which have no descriptor, and of k, which has another name."""
     return "out0" not in case.kwargs and ": k must" not in case.message
 
 
@@ -252,7 +252,7 @@ def c_results(rows: int, topk: int) -> Arguments:
 
 
 def c_refused(op: str, args: Arguments, other: str) -> Iterator[CErrorCase]:
-    """What the run of both refuses; `other`: an input that indices may not lie on."""
+    """Yield calls that the run of both ops rejects; `other`: an input that indices must not overlap."""
     width = args["x"].shape[1]
     for topk in (0, width + 1, 2**64 - 1):
         sentence = f"infini::{op}: topk must be at least 1 and at most the {width} columns of x, got {topk}"
