@@ -1,6 +1,6 @@
 """Lets scripts `import infinicore` and `import infinilm` unchanged.
 
-install() adds an import finder: `import infinicore.nn` gives compat.infinicore.nn, the same module object under a
+install() adds an import finder: `import infinicore.nn` imports compat.infinicore.nn, the same module object under a
 second name, so that no class exists twice. `python -m torch_infini run SCRIPT` installs it for a script.
 """
 
@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-# What scripts import: what they get. A name of the first column may stand in the second.
+# The names that scripts import, and the modules they get. A name in the first column may also appear in the second.
 ALIASES = {
     "infinicore": "torch_infini.compat.infinicore",
     "infinilm": "torch_infini.compat.infinilm",
     "_infinilm": "infinilm.lib._infinilm",
 }
-# Modules in which scripts find another object than users of torch_infini do: {alias: {name: (module, name in it)}}.
-# `infinilm` and `infinilm.lib` are of them for what lies below.
+# Modules in which scripts get other objects than users of torch_infini: {alias: {name: (module, name in it)}}.
+# `infinilm` and `infinilm.lib` are included because of their submodules.
 _IN_BLOCKS = {"PagedKVCacheConfig": ("torch_infini.compat.infinilm.cache.sized_in_blocks", "PagedKVCacheConfig")}
 OVERRIDES = {
     "infinilm": _IN_BLOCKS,
@@ -35,7 +35,7 @@ OVERRIDES = {
 
 
 class View(ModuleType):
-    """A module under an alias, in which some names lead elsewhere; all others are those of the module itself."""
+    """A module under an alias, in which some names refer to other objects; all others are the module's own."""
 
     def __init__(self, name: str, real: ModuleType, overrides: Mapping[str, tuple[str, str]]) -> None:
         super().__init__(name, real.__doc__)
@@ -44,11 +44,11 @@ class View(ModuleType):
             setattr(self, attribute, getattr(importlib.import_module(module), there))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__all__" and not hasattr(self.__real, name):  # `import *` would else look at this one's own names
+        if name == "__all__" and not hasattr(self.__real, name):  # otherwise `import *` would use this object's names
             return [public for public in vars(self.__real) if not public.startswith("_")]
         value = getattr(self.__real, name)
         if isinstance(value, ModuleType) and value.__name__ == f"{self.__real.__name__}.{name}":
-            return importlib.import_module(f"{self.__name__}.{name}")  # which may be another view
+            return importlib.import_module(f"{self.__name__}.{name}")  # may be another view
         return value
 
     def __dir__(self) -> list[str]:
@@ -65,7 +65,7 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.overrides = dict(overrides or {})
 
     def target(self, name: str) -> str | None:
-        """The module that a name stands for; None: the name is none of ours."""
+        """Return the module that a name stands for; None if the name is no alias."""
         root, dot, rest = name.partition(".")
         return f"{self.aliases[root]}{dot}{rest}" if root in self.aliases else None
 
@@ -78,15 +78,16 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         found = importlib.util.find_spec(real)
         if found is None:
             if "." in fullname:
-                return None  # and no other finder finds it in the package's folder either
+                return None  # and no other finder finds it in the package's folder
             raise ModuleNotFoundError(f"No module named {real!r}, which is to serve as {fullname!r}", name=fullname)
         spec = importlib.machinery.ModuleSpec(fullname, self, is_package=None)
         spec.submodule_search_locations = found.submodule_search_locations
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Make a view; for all other modules, let the import system make one of its own, which exec_module leaves
-        behind: it would write the alias's spec into one that is returned here."""
+        """Make a view. For other modules, let the import system make a module of its own, which exec_module drops: a
+        module
+        returned here would get the alias's spec."""
         if spec.name not in self.overrides:
             return None
         return View(spec.name, self._real(spec.name), self.overrides[spec.name])
@@ -96,8 +97,8 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         real = self._real(name)
         if not isinstance(module, View):
             sys.modules[name] = real
-        # All that it has imported so far: an import of one by its alias would else write it into its package again,
-        # where a function of the same name may have taken its place.
+        # All submodules imported so far: importing one by its alias would otherwise set it as an attribute of its
+        # package again, where a function of the same name may have replaced it.
         for other in [other for other in sys.modules if other.startswith(f"{real.__name__}.")]:
             alias = name + other.removeprefix(real.__name__)
             if alias not in self.overrides:
@@ -113,16 +114,16 @@ _finder: AliasFinder | None = None
 
 
 def install(*, replace: bool = False) -> None:
-    """Let infinicore, infinilm and _infinilm be imported from now on: torch_infini.compat.infinicore,
-    torch_infini.compat.infinilm and its lib._infinilm, in the form that scripts expect (OVERRIDES).
+    """Make infinicore, infinilm and _infinilm importable: torch_infini.compat.infinicore, torch_infini.compat.infinilm
+    and its lib._infinilm, in the form that scripts expect (OVERRIDES).
 
-    Called again it does nothing.
+    Repeated calls do nothing.
 
     Args:
-        replace: Do so even if a package of one of these names is installed, which scripts then do not get.
+        replace: Do so even if a package of one of these names is installed; scripts then do not get that package.
 
     Raises:
-        ImportError: If one of them is imported already, or can be imported and `replace` is false.
+        ImportError: If one of them is already imported, or can be imported and `replace` is false.
     """
     global _finder
     if _finder is not None:
@@ -135,7 +136,7 @@ def install(*, replace: bool = False) -> None:
                 name=name,
             )
         spec = None if replace else importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:  # a folder without __init__.py has none
+        if spec is not None and spec.loader is not None:  # a folder without __init__.py has no loader
             raise ImportError(
                 f"torch_infini.compat.install: {name} is installed, in {_place(spec)}: remove it from sys.path, or "
                 "take its place with replace=True (python -m torch_infini run --replace)",
@@ -146,7 +147,7 @@ def install(*, replace: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Undo install(): what a script imported stays with it, but the names lead to nothing of ours any more."""
+    """Undo install(): scripts keep what they have imported, but the names no longer refer to our modules."""
     global _finder
     if _finder is None:
         return

@@ -5,8 +5,8 @@
     x = ic.ones([2, 8], dtype=ic.float32, device=ic.device("cpu"))
     y = ic.nn.functional.silu(x + x)
 
-dtype and device are always given. Between start_graph_recording() and stop_graph_recording() ops are noted, not run.
-`float`, `int` and `bool` are dtypes here. docs/infinicore.md describes the package.
+dtype and device must always be given. Between start_graph_recording() and stop_graph_recording() ops are noted, not
+run. `float`, `int` and `bool` are dtypes here. docs/infinicore.md describes the package.
 """
 
 from . import _aten, context, graph, lib, nn, ops, utils

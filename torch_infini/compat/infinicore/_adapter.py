@@ -1,6 +1,6 @@
-"""adapted(): a function of torch as a function of infinicore tensors, computed now or noted in a graph.
+"""adapted(): makes a torch function a function of infinicore tensors, computed now or noted in a graph.
 
-_rules.py says which calls our kernels serve, _conversion.py what torch gets and returns, _recording.py what is noted.
+_rules.py says which calls our kernels serve, _conversion.py converts arguments and results, _recording.py notes calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tensor import Tensor
 
 
 def adapted(name: str) -> Callable[..., Any]:
-    """Return the function `infinicore.<name>`, which does what `torch.<name>` does."""
+    """Return the function `infinicore.<name>`, which computes what `torch.<name>` does."""
     function, theirs = f"infinicore.{name}", attrgetter(name)(torch)
     compute, rule = Compute(theirs, RULES.get(name)), RULES.get(name)
     tensors = _tensor_parameters(theirs)
@@ -74,7 +74,7 @@ def _readable(tensor: Tensor) -> torch.Tensor:
 
 
 def _called_with_ours(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    """A caller's function of infinicore tensors, as torch calls it."""
+    """Wrap a caller's function of infinicore tensors so that torch can call it."""
     return lambda *tensors: as_torch(function(*map(from_torch, tensors)))
 
 
@@ -83,13 +83,13 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def _named(error: Exception, function: str) -> Exception:
-    """The same exception with the function's name in front."""
+    """Return the same exception with the function's name prepended."""
     text = str(error)
     if text.startswith(f"{function}:"):
         return error
     try:
         named = type(error)(f"{function}: {text}")
-    except TypeError:  # an exception that is not made of a sentence
+    except TypeError:  # the exception does not take a message
         named = RuntimeError(f"{function}: {type(error).__name__}: {text}")
     return named
 
@@ -102,7 +102,7 @@ _ABSENT = _Absent()
 
 
 def _signature(theirs: Callable[..., Any]) -> inspect.Signature | None:
-    """Torch's signature, where it has one, with `out`."""
+    """Return torch's signature, if it has one, with `out`."""
     try:
         signature = inspect.signature(theirs)
     except ValueError:
@@ -114,7 +114,7 @@ def _signature(theirs: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _tensor_parameters(theirs: Callable[..., Any]) -> list[str]:
-    """The first parameters of a Python function that must be tensors; its builtins check theirs themselves."""
+    """Return the leading parameters of a Python function that must be tensors; torch's builtins check theirs."""
     names: list[str] = []
     signature = _signature(theirs)
     for parameter in signature.parameters.values() if signature is not None else ():

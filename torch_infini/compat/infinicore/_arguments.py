@@ -1,4 +1,4 @@
-"""What every function does with its arguments before the C++ front end gets them: unwraps, and names what is wrong."""
+"""Unwraps arguments for the C++ front end, and names what is wrong with them; used by every function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .lib import _infinicore
 
 
 def raw(value: Any, function: str, argument: str) -> _infinicore.Tensor:
-    """The `_infinicore.Tensor` of a Tensor; TypeError for anything else."""
+    """Return the `_infinicore.Tensor` of a Tensor; TypeError for anything else."""
     try:
         underlying = value._underlying
     except AttributeError:
@@ -32,7 +32,7 @@ def raw_dtype(value: Any, function: str) -> _infinicore.DataType:
 
 
 def raw_device(value: Any, function: str) -> _infinicore.Device:
-    """The `_infinicore.Device` of a device or its name ("cuda:0"); a device that is not there raises."""
+    """Return the `_infinicore.Device` of a device or its name ("cuda:0"); raise if the device does not exist."""
     if isinstance(value, str):
         value = Device(value)
     if not isinstance(value, Device):
@@ -41,12 +41,12 @@ def raw_device(value: Any, function: str) -> _infinicore.Device:
 
 
 def sizes(value: Any, function: str, argument: str = "size") -> list[int]:
-    """A shape as a list; an int stands for one dimension."""
+    """Return a shape as a list; an int stands for one dimension."""
     return integers([value] if isinstance(value, int) else value, function, argument, lowest=0)
 
 
 def integers(value: Any, function: str, argument: str, lowest: int = -(2**63)) -> list[int]:
-    """A sequence of integers of 64 bits, as a list."""
+    """Return a sequence of 64-bit integers as a list."""
     if not isinstance(value, Sequence) or not all(hasattr(number, "__index__") for number in value):
         raise TypeError(f"{function}: {argument} must be a sequence of integers, got {described(value)}")
     found = [number.__index__() for number in value]
@@ -59,7 +59,7 @@ def integers(value: Any, function: str, argument: str, lowest: int = -(2**63)) -
 
 
 def integer(value: Any, function: str, argument: str, lowest: int = 0, limit: int = 2**63) -> int:
-    """One integer from `lowest` on, below `limit`."""
+    """Return one integer, at least `lowest` and below `limit`."""
     if not hasattr(value, "__index__"):
         raise TypeError(f"{function}: {argument} must be an integer, got {described(value)}")
     found: int = value.__index__()
@@ -71,7 +71,7 @@ def integer(value: Any, function: str, argument: str, lowest: int = 0, limit: in
 
 
 def described(value: Any) -> str:
-    """A value for a message: itself if it is a plain one, else its type."""
+    """Format a value for a message: plain values by repr, others by type."""
     if value is None or isinstance(value, (str, int, float, list, tuple)):
         shown = repr(value)
         if len(shown) <= 80:

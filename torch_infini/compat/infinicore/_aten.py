@@ -1,6 +1,6 @@
-"""The functions at the top of the package that torch has under the same names: _adapter.py makes them of torch's.
+"""The top-level functions that torch has under the same names, made from torch's by _adapter.py.
 
-Some shadow builtins of this file, which holds nothing else but backend_of(): what computes a function.
+Some shadow builtins in this file, which therefore holds nothing else but backend_of().
 """
 
 from ._adapter import adapted as _adapted

@@ -1,4 +1,4 @@
-"""The functions of nn.functional that torch has under the same names: _adapter.py makes them of torch's."""
+"""The functions of nn.functional that torch has under the same names, made from torch's by _adapter.py."""
 
 from ._adapter import adapted as _adapted
 

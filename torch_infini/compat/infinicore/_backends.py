@@ -38,16 +38,17 @@ _PACKAGE = __package__ or ""
 
 
 def backend_of(name: str, dtype: DataType | str = "float32", device: Device | str = "cpu") -> str:
-    """Return what computes a function for a dtype: "infini", our kernels, or "torch", its own.
+    """Return the backend of a function for a dtype: "infini", our kernels, or "torch", torch's own.
 
     Args:
-        name: As it is called, without "infinicore.": "abs", "nn.functional.conv2d". What computes nothing, such as
-            "empty", "device" or "nn.Linear", is "infini" too.
-        dtype: Of the tensors. The docstring of a function says which of its calls our kernels serve; others torch does.
-        device: Of the tensors.
+        name: As it is called, without "infinicore.": "abs", "nn.functional.conv2d". Names that compute nothing, such as
+            "empty", "device" or "nn.Linear", are "infini" too.
+        dtype: The tensors' dtype. A function's docstring says which of its calls our kernels serve; torch computes
+            others.
+        device: The tensors' device.
 
     Raises:
-        ValueError: For a name that is not here, naming the nearest, and for a dtype or device that is not served.
+        ValueError: For an unknown name (the message names the nearest), and for an unsupported dtype or device.
     """
     function = "infinicore.backend_of"
     name = name.removeprefix("infinicore.")

@@ -1,4 +1,4 @@
-"""Between infinicore and torch, for ops that torch computes: views both ways, on one stream, now or at each replay."""
+"""Runs torch's ops on infinicore tensors: views in both directions, on one stream, at once or at each replay."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ __all__ = ["as_torch", "check_torch_has", "from_torch", "record_or_run"]
 
 
 def check_torch_has(kind: str) -> None:
-    """Raise RuntimeError for a type of device where torch does not compute."""
+    """Raise RuntimeError for a device type on which torch does not compute."""
     if kind == "cuda" and (emulates_cuda() or not torch.backends.cuda.is_built()):
         without = "the CUDA of this build is emulated" if emulates_cuda() else "this torch has no CUDA"
         raise RuntimeError(f"torch computes this, so its tensors must be on the CPU, since {without}, got one on cuda")
 
 
 def as_torch(tensor: Tensor) -> torch.Tensor:
-    """Return a torch view of a tensor's memory, which it keeps alive; of bool and bfloat16 too.
+    """Return a torch view of a tensor's memory, which it keeps alive; also for bool and bfloat16.
 
-    On CUDA it is for work on the context's stream: what record_or_run() calls.
+    On CUDA, use it only for work on the context's stream: in functions called by record_or_run().
     """
-    utils.to_torch_dtype(tensor.dtype)  # says what torch does not have
+    utils.to_torch_dtype(tensor.dtype)  # raises for dtypes that torch lacks
     check_torch_has(tensor.device.type)
     found: torch.Tensor = from_dlpack(tensor._underlying.to_dlpack(True, False))
     return found
 
 
 def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor], name: str = "function of torch") -> None:
-    """Run a function that fills `outputs` with torch; while a graph is recorded, add it to the graph instead.
+    """Run a function that fills `outputs` by torch; while a graph is recorded, add it to the graph instead.
 
     Args:
         function: Reads and writes torch views (as_torch()); runs at each Graph.run() if recorded. On CUDA, torch's
-            current stream is then the context's, and a graph with such a function runs op by op. What it raises comes
-            out of this call, or of Graph.run().
-        outputs: What it writes; kept alive by the graph. The first one's device is that of the stream.
+            current stream is then the context's, and a graph with such a function runs op by op. Its exceptions are
+            raised by this call, or by Graph.run().
+        outputs: The tensors it writes, kept alive by the graph. The first one's device determines the stream.
         name: For Graph.report().
     """
     if outputs:
@@ -64,7 +64,7 @@ def _run(function: Callable[[], object], outputs: Sequence[Tensor]) -> None:
             stream = torch.cuda.ExternalStream(_infinicore.get_stream(), f"cuda:{device.index}")
             with torch.cuda.stream(stream):
                 if torch.cuda.is_current_stream_capturing():
-                    # torch would use the memory of intermediate results again, which a captured graph keeps writing.
+                    # torch would reuse the memory of intermediate results, which a captured graph still writes.
                     raise RuntimeError("an op that torch computes is run anew each time, not captured")
                 function()
         finally:

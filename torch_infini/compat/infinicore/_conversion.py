@@ -1,6 +1,6 @@
-"""Between calls of infinicore and calls of torch: arguments as torch takes them, results as infinicore tensors, `out`.
+"""Converts calls of infinicore to calls of torch: arguments, results, and `out`.
 
-torch gets views of the tensors' memory: nothing is copied but results into `out`.
+torch gets views of the tensors' memory; only results are copied, into `out`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tensor import Tensor
 
 
 class Sources:
-    """The tensors of a call, each with what torch gets for it: a view of its memory, or a tensor without values."""
+    """The tensors of a call, each with its torch counterpart: a view of its memory, or a tensor without values."""
 
     def __init__(self, make: Callable[[Tensor], torch.Tensor]) -> None:
         self._make = make
@@ -37,7 +37,7 @@ class Sources:
         return [tensor for tensor, _ in self._found.values()]
 
     def view(self, value: torch.Tensor) -> Tensor | None:
-        """The tensor that is `value`, or the view of it, if it lies in the memory of an argument; else None."""
+        """Return the argument that is `value`, or a view if `value` lies in an argument's memory; else None."""
         for tensor, source in self._found.values():
             if value is source:
                 return tensor
@@ -57,14 +57,14 @@ class Sources:
 def converted(
     args: tuple[Any, ...], kwargs: dict[str, Any], sources: Sources, wrap: Callable[[Callable[..., Any]], Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments as torch takes them; `wrap` does so for functions."""
+    """Convert the arguments for torch; `wrap` converts functions."""
     theirs = {name: _converted(value, sources, wrap) for name, value in kwargs.items()}
     if isinstance(theirs.get("device"), str):
         theirs["device"] = torch_device(Device(theirs["device"]))
     return [_converted(value, sources, wrap) for value in args], theirs
 
 
-# No function within converted(): one that calls itself refers to itself, and would keep the tensors for a while.
+# Not nested in converted(): a nested function that calls itself refers to itself, and would keep the tensors alive.
 def _converted(value: Any, sources: Sources, wrap: Callable[[Callable[..., Any]], Any]) -> Any:
     if isinstance(value, Tensor):
         return sources[value]
@@ -80,7 +80,7 @@ def _converted(value: Any, sources: Sources, wrap: Callable[[Callable[..., Any]]
 
 
 class TorchCall:
-    """A call of infinicore with its arguments as torch takes them.
+    """A call of infinicore with its arguments converted for torch.
 
     Attributes:
         sources: The tensors among the arguments.
@@ -102,7 +102,7 @@ class TorchCall:
         return self._compute(self._args, self._kwargs)
 
     def result(self, made: Callable[[torch.Tensor], Tensor]) -> Any:
-        """Return the result with infinicore tensors: the arguments and views of them, and what is made of others."""
+        """Return the result with infinicore tensors: arguments, views of them, and new tensors."""
 
         def convert(value: torch.Tensor) -> Tensor:
             view = self.sources.view(value)
@@ -113,9 +113,9 @@ class TorchCall:
     def write(
         self, outs: Sequence[tuple[Tensor, torch.Tensor]], directly: Callable[[Callable[[], Any]], Any] | None = None
     ) -> None:
-        """Write the results to tensors, each with torch's view of it, as torch's own `out` would.
+        """Write the results to tensors, each with its torch view, as torch's own `out` would.
 
-        directly: Calls the function that does it so; None: nothing else does.
+        directly: Calls torch's function with `out`; None: copy the results.
         """
         values, views = list(leaves(self())), [view for _, view in outs]
         if copies_do(values, views) or not self.takes_out(views, directly):
@@ -126,7 +126,7 @@ class TorchCall:
     def takes_out(
         self, views: Sequence[torch.Tensor], directly: Callable[[Callable[[], Any]], Any] | None = None
     ) -> bool:
-        """Call torch's function with its own `out`; False if it has none or refuses these."""
+        """Call torch's function with its own `out`; return False if it has none or rejects these."""
         out = tuple(views) if len(views) > 1 else views[0]
 
         def function() -> None:
@@ -134,7 +134,7 @@ class TorchCall:
 
         try:
             function() if directly is None else directly(function)
-        except Exception:  # what is wrong, check_results() says
+        except Exception:  # check_results() reports what is wrong
             return False
         return True
 
@@ -147,7 +147,7 @@ def torch_device(device: Device) -> torch.device:
 
 
 def leaves(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a result, in order."""
+    """Yield the tensors of a result, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -156,7 +156,7 @@ def leaves(value: Any) -> Iterator[torch.Tensor]:
 
 
 def rebuilt(value: Any, convert: Callable[[torch.Tensor], Tensor]) -> Any:
-    """A result with its tensors converted; torch's named tuples stay what they are."""
+    """Convert the tensors of a result; torch's named tuples keep their type."""
     if isinstance(value, torch.Tensor):
         return convert(value)
     if isinstance(value, (list, tuple)):
@@ -170,7 +170,7 @@ def outs(out: Any) -> Sequence[Tensor]:
 
 
 def by_device(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """With those first whose device has streams: the first one's is the stream on which torch computes."""
+    """Sort tensors whose device has streams first: torch computes on the first one's stream."""
     return sorted(tensors, key=lambda tensor: tensor.device.type == "cpu")
 
 
@@ -189,7 +189,7 @@ def check_results(
     outs: Sequence[tuple[Tensor, torch.Tensor]],
     device: torch.device | None = None,
 ) -> None:
-    """Raise unless results fit into `out`; `device` is theirs if it is not the values' own."""
+    """Raise unless results fit into `out`; `device` is the results' device if not that of the values."""
     if len(values) != len(outs):
         raise TypeError(f"out must be as many tensors as there are results, {len(values)}, got {len(outs)}")
     for value, (tensor, view) in zip(values, outs):
@@ -202,22 +202,22 @@ def check_results(
 
 
 def copies_do(values: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> bool:
-    """Whether copying the results gives what torch's own `out` would give.
+    """Return whether copying the results gives the same as torch's own `out`.
 
-    Not into elements that share memory, where the order of the writes counts, nor into a dtype that only the function
-    takes (bool, of all() and any() of uint8). What is refused in any case counts as copied: write() says why.
+    False for elements that share memory, where the order of writes matters, and for a dtype that only the function
+    supports (bool, for all() and any() of uint8). Invalid outs count as copied; write() raises for them.
     """
     if [value.shape for value in values] != [view.shape for view in views]:
         return True
     return all(_casts(value.dtype, view.dtype) and not _may_share_elements(view) for value, view in zip(values, views))
 
 
-# Under a recorder torch.can_cast() is a call that is looked at, as others.
+# A recorder would intercept torch.can_cast(), so cache it.
 _casts = cache(torch.can_cast)
 
 
 def _may_share_elements(view: torch.Tensor) -> bool:
-    span = 0  # from the first to the last element of the dimensions so far
+    span = 0  # elements from the first to the last in the dimensions so far
     for stride, size in sorted(zip(view.stride(), view.shape)):
         if size > 1 and stride <= span:
             return True

@@ -1,4 +1,4 @@
-"""The package ntops, where it is installed: its functions are given infinicore's names in place of torch's."""
+"""The package ntops, if it is installed, with infinicore in place of the module `torch` that its functions use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def find_ntops(package: str) -> Any:
-    """Return the module ntops; None where it is not installed or cannot be imported, which a warning says.
+    """Return the module ntops; None, with a warning, if it is not installed or cannot be imported.
 
     Args:
-        package: Name of infinicore's module, which the functions of ntops.torch then know as `torch`.
+        package: The name of infinicore's module, which the functions of ntops.torch then use as `torch`.
     """
     if "ntops" not in sys.modules and importlib.util.find_spec("ntops") is None:
         return None

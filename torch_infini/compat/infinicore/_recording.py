@@ -1,7 +1,7 @@
 """record(): notes a call of a function that torch computes in the graph that is being recorded, without values.
 
-On the CPU torch is called, whose ops the thread's recorder notes. Where there is none (on CUDA, or in a recording of
-the raw module), or where torch looks at values on its way, the whole call is noted: each run of the graph makes it.
+On the CPU torch is called, and the thread's recorder notes its ops. If there is no recorder (on CUDA, or in a recording
+of the raw module), or if torch reads values in between, the call is noted as a whole: each run of the graph makes it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .device import device as Device
 from .lib import _infinicore
 from .tensor import Tensor, strided_empty
 
-# Results that share the memory of an argument are its views; a call of one of these notes no op then.
+# Results of these that share an argument's memory are views; such a call notes no op.
 VIEWS = {"broadcast_to", "diagonal", "hsplit", "reshape", "select", "split", "transpose"}
 _OTHER = "call it before the recording, or"
-# Names whose result has a size that depends on values, which a recording does not have; what to do instead.
+# Functions whose result's size depends on values, which a recording lacks; and what to use instead.
 SIZED_BY_VALUES = {
     "argwhere": f"{_OTHER} use where() with three arguments",
     "bincount": f"{_OTHER} use histc() with given bins, min and max",
@@ -38,12 +38,12 @@ SIZED_BY_VALUES = {
 
 
 def record(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-    """Note a call, and return its result, whose tensors hold nothing before the graph's first run.
+    """Note a call, and return its result, whose tensors are unfilled until the graph's first run.
 
     Args:
-        name: Of the function, without "infinicore.".
+        name: The function's name, without "infinicore.".
         compute: The function of torch tensors.
-        args, kwargs: As the caller gave them.
+        args, kwargs: As passed by the caller.
         out: None, or the tensors to write.
     """
     _check_recordable(name, args, kwargs)
@@ -54,7 +54,7 @@ def record(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
                 noted = partial(_noted, recorder.as_one, compute, args, kwargs, out)
                 return recorder.as_one(f"torch.{name}", noted)
         except Exception:
-            pass  # it is served by what follows, or refused in words that fit
+            pass  # the code below handles it, or raises a fitting error
     with without_modes():
         return _noted_whole(name, compute, args, kwargs, out)
 
@@ -70,7 +70,7 @@ def _noted(
 
 
 def _view(tensor: Tensor) -> torch.Tensor:
-    """A tensor as torch takes it: a result of this recording as the recorder knows it, so that it is not kept."""
+    """Return a tensor for torch: a result of this recording is returned as the recorder's object, so it is not kept."""
     if tensor._torch_ref is not None and tensor._underlying.is_recorded_now():
         return tensor._torch_ref
     return as_torch(tensor)
@@ -120,7 +120,7 @@ def _noted_whole(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dic
 
 
 def _result_without_values(compute: Compute, args: Any, kwargs: Any) -> tuple[Sources, Any]:
-    # Imported here: it takes a while, and only some recordings need it.
+    # Imported here because it is slow, and few recordings need it.
     from torch._subclasses import fake_tensor
 
     with torch.no_grad():
@@ -134,8 +134,8 @@ def _result_without_values(compute: Compute, args: Any, kwargs: Any) -> tuple[So
             fake_tensor.UnsupportedOperatorException,
             NotImplementedError,
         ):
-            # torch looks at values on the way to a result whose size does not depend on them (the weights of cov(), the
-            # variances of gaussian_nll_loss(), the pairs of combinations()): ones are valid for all of these.
+            # torch reads values although the result's size does not depend on them (the weights of cov(), the variances
+            # of gaussian_nll_loss(), the pairs of combinations()); ones are valid for all of these.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 call = TorchCall(compute, args, kwargs, _ones, _refused)
@@ -143,12 +143,12 @@ def _result_without_values(compute: Compute, args: Any, kwargs: Any) -> tuple[So
 
 
 def _takes_given(compute: Compute, args: Any, kwargs: Any, given: Sequence[Tensor]) -> bool:
-    """Whether torch's function writes tensors like the given ones: tried with ones, since fakes know fewer dtypes."""
+    """Return whether torch's function writes such tensors, tried with ones, since fakes support fewer dtypes."""
     return TorchCall(compute, args, kwargs, _ones, _refused).takes_out([_like(tensor) for tensor in given])
 
 
 def _allocated(value: torch.Tensor) -> Tensor:
-    """Memory for a result, contiguous where its elements share memory."""
+    """Allocate memory for a result; contiguous if its elements share memory."""
     like = torch.empty_like(value, device="meta")
     dtype, where = utils.to_infinicore_dtype(value.dtype), Device(value.device.type, value.device.index)
     return strided_empty(list(like.shape), list(like.stride()), dtype=dtype, device=where)

@@ -1,6 +1,6 @@
-"""Which calls of torch's functions our kernels serve: the one table, RULES, by name, dtypes and arguments.
+"""Which calls of torch's functions our kernels serve: a single table, RULES, by name, dtypes and arguments.
 
-A rule's function takes torch's arguments and returns NotImplemented where our op would not do what torch does.
+A rule's function takes torch's arguments and returns NotImplemented if our op would not do what torch does.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ... import ops as infini
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WITH_DOUBLE = (*FLOATS, torch.float64)
-MAX_DIMS = 8  # of our kernels
+MAX_DIMS = 8  # the most that our kernels support
 COPIED = (*WITH_DOUBLE, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Our op for a function of torch.
+    """Our op for a torch function.
 
     Attributes:
-        function: torch's arguments, without out; returns the result or NotImplemented.
+        function: Takes torch's arguments without out; returns the result or NotImplemented.
         op: torch.ops.infini.<op>.
-        where: What it must be called with, in words.
-        dtypes: Of the first tensor. The floating-point tensors of a call must have the same dtype, and all its tensors
-            elements, a device in common and at most MAX_DIMS dimensions.
+        where: The conditions on the arguments, in words.
+        dtypes: Of the first tensor. All floating-point tensors of a call must have the same dtype, and all tensors must
+            be non-empty, on one device and have at most MAX_DIMS dimensions.
     """
 
     function: Callable[..., Any]
@@ -54,7 +54,7 @@ class Rule:
 
 
 def is_dim(dim: Any, input: Tensor) -> bool:
-    """Whether it is the number of a dimension of a tensor."""
+    """Return whether it is a valid dimension of a tensor."""
     return isinstance(dim, int) and -input.dim() <= dim < input.dim()
 
 
@@ -75,7 +75,7 @@ def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
-    # Ours adds eps to the norm, torch takes the larger of both: the same to float16, whose least norm is 6e-8.
+    # Our op adds eps to the norm, torch takes the maximum of both: equal in float16, whose least norm is 6e-8.
     if not is_dim(dim, input) or not 0 < eps <= 1e-12 or not (1 <= p < 2**31 and p == int(p)):
         return NotImplemented
     return infini.lp_norm(input, int(p), dim, eps)
@@ -109,7 +109,7 @@ def scaled_dot_product_attention(
         return NotImplemented
     if heads != key.shape[1] and not (enable_gqa and heads % key.shape[1] == 0):
         return NotImplemented
-    # torch's first query sees the first key, ours sees all keys before the last queries: the same for equal lengths.
+    # torch aligns the causal mask at the first key, our kernel at the last: equal for equal lengths.
     if is_causal and (attn_mask is not None or length != key.shape[2]):
         return NotImplemented
     if scale is not None and not math.isfinite(scale):
@@ -123,7 +123,7 @@ def scaled_dot_product_attention(
 
 
 def conv(spatial: int) -> Callable[..., Any]:
-    """The rule's function for so many spatial dimensions."""
+    """Make the rule's function for this many spatial dimensions."""
 
     def function(
         input: Tensor,
@@ -189,14 +189,14 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, a
 def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
     if batch1.dim() != 3 or batch2.dim() != 3 or batch1.shape[0] != batch2.shape[0]:
         return NotImplemented
-    # The sum over the batch joins that over k.
+    # The sum over the batch becomes part of the sum over k.
     rows = batch1.transpose(0, 1).flatten(1)
     return product(rows, batch2.flatten(0, 1), input, alpha, beta)
 
 
 def product(a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1, beta: float = 0) -> Any:
-    """alpha * a @ b + beta * c by gemm, where it takes their shapes, strides and numbers."""
-    # Whether an alpha of 0 hides a NaN of the product depends on torch's kernel, by function and dtype.
+    """Compute alpha * a @ b + beta * c by gemm, if it supports their shapes, strides and numbers."""
+    # Whether an alpha of 0 hides NaN in the product depends on torch's kernel, by function and dtype.
     if alpha == 0 or not all(isinstance(number, (int, float)) and math.isfinite(number) for number in (alpha, beta)):
         return NotImplemented
     if a.shape[-1] != b.shape[-2 if b.dim() > 1 else -1] or not (lies_in_rows_or_columns(a, b)):
@@ -248,7 +248,7 @@ RULES = {
 
 
 class Compute:
-    """A function of torch tensors: our kernel where a rule says so, else torch's function."""
+    """Return a function of torch tensors that calls our kernel if a rule applies, else torch's function."""
 
     def __init__(self, theirs: Callable[..., Any], rule: Rule | None) -> None:
         self.theirs = theirs
@@ -259,7 +259,7 @@ class Compute:
         if self.rule is not None and self.parameters is not None:
             try:
                 self.parameters.bind(*args, **kwargs)
-            except TypeError:  # torch says what is wrong, or knows another form of the call
+            except TypeError:  # torch reports the error, or supports another form of the call
                 return self.theirs(*args, **kwargs)
             if self.rule.fits(args, kwargs):
                 result = self.rule.function(*args, **kwargs)

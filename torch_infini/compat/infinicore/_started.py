@@ -1,7 +1,8 @@
-"""What a thread of infinicore records: start(), stop() and drop(), for context.py and graph.py, and without_modes().
+"""The recording of a thread of infinicore: start(), stop() and drop(), for context.py and graph.py, and
+without_modes().
 
-On the CPU a recording notes torch's ops too, in their place among infinicore's: it is one of torch_infini.runtime.
-Elsewhere torch's ops cannot be noted in the graph, and are refused.
+On the CPU a recording also notes torch's ops, in order among infinicore's: it is a torch_infini.runtime recording. On
+other devices torch's ops cannot be noted in the graph, and raise.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def start(function: str, ends_at_errors: bool) -> None:
     """Begin a recording on the current device.
 
     Args:
-        function: Of the caller, for messages.
-        ends_at_errors: Whether an op that raises drops the recording.
+        function: The caller's function, for messages.
+        ends_at_errors: Whether an op that raises ends the recording.
 
     Raises:
-        RuntimeError: Where torch_infini.runtime.record() records on this thread.
+        RuntimeError: If torch_infini.runtime.record() records on this thread.
     """
     refuse_torchs(function)
     drop()
@@ -39,7 +40,7 @@ def start(function: str, ends_at_errors: bool) -> None:
 
 
 def stop(function: str) -> tuple[_infinicore.Graph, SharedRecording | None] | None:
-    """Return what was recorded, and what runs it if ops of torch are in it; None where nothing is being recorded."""
+    """Return the recorded graph, and what runs it if it has torch ops; None if nothing is being recorded."""
     refuse_torchs(function)
     recording: _OnCpu | _OnDevice | None = getattr(_thread, "recording", None)
     _thread.recording = None
@@ -47,12 +48,12 @@ def stop(function: str) -> tuple[_infinicore.Graph, SharedRecording | None] | No
         return recording.stop()
     if recording is not None:
         recording.drop()
-    graph = _infinicore.stop_graph_recording()  # of one that was started by the raw module; else it warns
+    graph = _infinicore.stop_graph_recording()  # of a recording that the raw module started; otherwise it warns
     return None if graph is None else (graph, None)
 
 
 def drop() -> bool:
-    """End this thread's recording, and keep nothing of it; whether there was one that no error had ended."""
+    """Drop this thread's recording; return whether there was one that no error had ended."""
     recording: _OnCpu | _OnDevice | None = getattr(_thread, "recording", None)
     _thread.recording = None
     if recording is None:
@@ -63,7 +64,7 @@ def drop() -> bool:
 
 
 def drop_loudly() -> None:
-    """End this thread's recording, whoever began it, with a warning if no error had ended it."""
+    """Drop this thread's recording, whoever began it, with a warning unless an error had ended it."""
     if drop():
         print("infinicore: warning: startGraphRecording: a recording was under way, which is dropped", file=sys.stderr)
     elif _infinicore.is_graph_recording() and Recording.current() is None:
@@ -72,7 +73,7 @@ def drop_loudly() -> None:
 
 
 def refuse_torchs(function: str) -> None:
-    """Raise RuntimeError where this thread is in the block of torch_infini.runtime.record()."""
+    """Raise RuntimeError if this thread is inside torch_infini.runtime.record()."""
     current = Recording.current()
     if current is not None and not isinstance(current, SharedRecording):
         raise RuntimeError(
@@ -82,7 +83,7 @@ def refuse_torchs(function: str) -> None:
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """Let torch compute what infinicore asks of it meanwhile, instead of noting it."""
+    """Let torch compute, instead of being noted, what infinicore calls in the body."""
     if getattr(_thread, "recording", None) is None and Recording.current() is None:
         yield
         return
@@ -132,7 +133,7 @@ class _OnDevice:
 
 
 class _Refuser(TorchDispatchMode):
-    """Refuses ops of torch but views and fresh memory, which compute nothing."""
+    """Raises for torch ops except views and allocations, which compute nothing."""
 
     def __init__(self, recording: _infinicore.GraphRecording) -> None:
         TorchDispatchMode.__init__(self)

@@ -1,4 +1,4 @@
-"""The runtime of the calling thread: its current device and stream, waiting, and recording of graphs."""
+"""The calling thread's runtime: its current device and stream, waiting, and graph recording."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def get_device() -> _infinicore.Device:
 
 
 def get_device_count(device_type: str) -> int:
-    """Return how many devices of a type ("cpu", "cuda", ...) there are; 0 where this build or machine has none."""
+    """Return the number of devices of a type ("cpu", "cuda", ...); 0 if this build or machine has none."""
     name = _ALIASES.get(device_type, device_type)
     if name not in _TYPES:
         known = ", ".join(_TYPES)
@@ -29,12 +29,12 @@ def set_device(device: Device | str) -> None:
 
 
 def sync_stream() -> None:
-    """Wait for all that the calling thread queued on the current device."""
+    """Wait for all work that the calling thread queued on the current device."""
     _infinicore.sync_stream()
 
 
 def sync_device() -> None:
-    """Wait for all that any thread queued on the current device."""
+    """Wait for all work that any thread queued on the current device."""
     _infinicore.sync_device()
 
 
@@ -44,12 +44,12 @@ def get_stream() -> int:
 
 
 def memory_stats(device: Device | str) -> dict[str, int]:
-    """Return what the caches of a device hold, in bytes: in_use, cached, peak_in_use; and allocations, cache_hits."""
+    """Return a device's allocator statistics: in_use, cached, peak_in_use in bytes; and allocations, cache_hits."""
     return _infinicore.memory_stats(_arguments.raw_device(device, "infinicore.context.memory_stats"))
 
 
 def trim_memory(device: Device | str) -> None:
-    """Give the memory that the caches of a device do not use back to the system."""
+    """Return unused memory of a device's allocators to the system."""
     _infinicore.trim_memory(_arguments.raw_device(device, "infinicore.context.trim_memory"))
 
 
@@ -61,13 +61,13 @@ def is_graph_recording() -> bool:
 def start_graph_recording(device: Device | str | None = None) -> None:
     """Note the ops that this thread calls from now on instead of running them: infinicore's and, on the CPU, torch's.
 
-    On other devices ops of torch raise RuntimeError meanwhile. An op that raises ends the recording, with a warning:
-    what follows runs. An exception of the caller's own does not; `with infinicore.graph():` ends at any.
+    On other devices torch ops raise RuntimeError meanwhile. An op that raises ends the recording, with a warning; later
+    ops run. Other exceptions do not end it; `with infinicore.graph():` ends at any.
 
     Args:
-        device: Made the current device first; None: it stays.
+        device: Made the current device first; None: keep the current one.
 
-    A recording that has been started and not stopped is dropped, with a warning. RuntimeError within
+    A recording that was started and not stopped is dropped, with a warning. Raises RuntimeError within
     torch_infini.runtime.record().
     """
     _started.refuse_torchs("infinicore.start_graph_recording")
@@ -78,9 +78,9 @@ def start_graph_recording(device: Device | str | None = None) -> None:
 
 
 def stop_graph_recording() -> Graph | None:
-    """Return what was recorded, ready to run; None, with a warning, if nothing was being recorded.
+    """Return the recorded graph, ready to run; None, with a warning, if nothing was being recorded.
 
-    Tensors that recorded ops returned are written by each Graph.run(), and hold nothing before the first.
+    Each Graph.run() writes the tensors that recorded ops returned; they are unfilled before the first.
     """
     recorded = _started.stop("infinicore.stop_graph_recording")
     return None if recorded is None else Graph._of(*recorded)

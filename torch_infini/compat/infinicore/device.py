@@ -1,11 +1,11 @@
-"""device: where a tensor lies, by torch's names for the kinds of devices."""
+"""device: the device of a tensor, with torch's names for device types."""
 
 from __future__ import annotations
 
 from .lib import _infinicore
 
 _Type = _infinicore.Device.Type
-# Kinds that several vendors serve list all of them: an index counts through the devices that are there, in this order.
+# Types that several vendors serve list them all: an index counts through the existing devices, in this order.
 _TYPES = {
     "cpu": (_Type.CPU,),
     "cuda": (_Type.NVIDIA, _Type.METAX, _Type.ILUVATAR, _Type.QY, _Type.KUNLUN, _Type.HYGON),
@@ -17,7 +17,7 @@ _ALIASES = {"nvidia": "cuda"}
 
 
 class DeviceNotFoundError(KeyError, RuntimeError):
-    """Raised when a device is used that this machine or this build does not have."""
+    """Raised if a device is used that this machine or this build does not have."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -29,9 +29,9 @@ class device:
     Args:
         type: "cpu" (the default), "cuda" ("nvidia" is the same), "mlu", "npu" or "musa", with or without ":INDEX"; or a
             device.
-        index: Which of these, from 0; not together with ":INDEX".
+        index: The device's index, from 0; not together with ":INDEX".
 
-    Any of them can be named; the first use of one that is not there raises DeviceNotFoundError, a KeyError.
+        Any device can be named; the first use of one that does not exist raises DeviceNotFoundError, a KeyError.
     """
 
     def __init__(self, type: str | device | None = None, index: int | None = None) -> None:
@@ -70,7 +70,7 @@ class device:
 
     @staticmethod
     def _to_infinicore_device(type: str, index: int) -> _infinicore.Device:
-        """The `_infinicore.Device` behind a name and an index."""
+        """Return the `_infinicore.Device` of a name and an index."""
         before = 0
         for kind in _TYPES[type]:
             count = _infinicore.get_device_count(kind)
@@ -83,7 +83,7 @@ class device:
 
     @staticmethod
     def _from_infinicore_device(underlying: _infinicore.Device) -> device:
-        """The device that is spelled so here."""
+        """Return the device that has this name here."""
         before = 0
         for name, kinds in _TYPES.items():
             if underlying.type in kinds:

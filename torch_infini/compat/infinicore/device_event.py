@@ -1,4 +1,4 @@
-"""DeviceEvent: a mark in a stream, to wait for or to measure the time between two."""
+"""DeviceEvent: a mark in a stream, for waiting and for measuring time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class DeviceEvent:
     """A mark in a device's stream.
 
     Args:
-        enable_timing: Whether elapsed_time() may be asked.
-        device: Whose streams it is recorded on; None: the current device.
+        enable_timing: Whether elapsed_time() will be used.
+        device: The device of the streams it is recorded on; None: the current device.
     """
 
     def __init__(self, enable_timing: bool = False, device: Device | str | None = None) -> None:
@@ -27,15 +27,15 @@ class DeviceEvent:
         self._enable_timing = enable_timing
 
     def record(self, stream: int | None = None) -> None:
-        """Queue the mark on a stream (get_stream() gives one); None: the calling thread's."""
+        """Queue the mark on a stream (from get_stream()); None: the calling thread's."""
         self._underlying.record(stream)
 
     def synchronize(self) -> None:
-        """Wait until all that was queued before the mark is done."""
+        """Wait until all work queued before the mark is done."""
         self._underlying.synchronize()
 
     def query(self) -> bool:
-        """Whether all that was queued before the mark is done."""
+        """Return whether all work queued before the mark is done."""
         return self._underlying.query()
 
     def elapsed_time(self, other: DeviceEvent) -> float:
@@ -49,12 +49,12 @@ class DeviceEvent:
         return self._underlying.elapsed_time(other._underlying)
 
     def wait(self, stream: int | None = None) -> None:
-        """Let what is queued on the stream from now on wait for the mark; None: the calling thread's stream."""
+        """Make later work on the stream wait for the mark; None: the calling thread's stream."""
         self._underlying.wait(stream)
 
     @property
     def device(self) -> Device:
-        """The device whose streams it is recorded on."""
+        """The device of the streams it is recorded on."""
         return Device._from_infinicore_device(self._underlying.device)
 
     @property
@@ -64,12 +64,12 @@ class DeviceEvent:
 
     @property
     def enable_timing(self) -> bool:
-        """Whether elapsed_time() may be asked."""
+        """Whether elapsed_time() can be used."""
         return self._enable_timing
 
     @property
     def blocking(self) -> bool:
-        """Whether a thread that waits sleeps: never, these events do not ask for it."""
+        """Whether waiting threads sleep: never."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""dtype: the element types under torch's names, of which `float`, `int` and `bool` shadow the builtins of this file."""
+"""dtype: the element types with torch's names; `float`, `int` and `bool` shadow the builtins in this file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import builtins
 
 from .lib._infinicore import DataType
 
-# The name that repr() shows; those without a constant of that name are reached by _infinicore.DataType alone.
+# The name that repr() shows; dtypes without such a constant are available only as _infinicore.DataType.
 _NAMES = {
     DataType.BYTE: "byte",
     DataType.BOOL: "bool",

@@ -1,4 +1,4 @@
-"""Graph, a recorded sequence of ops; this module itself is called, `with infinicore.graph() as g:`, to record one."""
+"""Graph, a recorded sequence of ops. The module itself is callable: `with infinicore.graph() as g:` records one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Graph:
     """Ops recorded between start_graph_recording() and stop_graph_recording().
 
-    run() repeats them on the memory that they named when they were recorded, on the calling thread's stream. Fill the
-    inputs before, read the outputs after; on CUDA synchronise in between. Runs from several threads take turns.
+    run() repeats them on the memory that they used when recorded, on the calling thread's stream. Fill the inputs
+    before and read the outputs after; on CUDA synchronize in between. Runs from several threads take turns.
     """
 
     def __init__(self, graph: _infinicore.Graph) -> None:
@@ -36,7 +36,7 @@ class Graph:
         return made
 
     def run(self) -> None:
-        """Repeat the recorded ops; RuntimeError while they are still being recorded, or were not to their end."""
+        """Repeat the recorded ops; RuntimeError if the recording has not ended, or has ended in an error."""
         if self._graph is None:
             raise RuntimeError("infinicore.graph.Graph: run() must come after the end of the recording's `with` block")
         if self._recording is None:
@@ -51,7 +51,7 @@ class Graph:
         )
 
     def report(self) -> str:
-        """How run() does it: as a captured device graph or op by op, and which ops were fused."""
+        """Describe how run() works: as a captured device graph or op by op, and which ops were fused."""
         if self._graph is None:
             return "not recorded yet"
         return self._graph.report() if self._recording is None else self._recording.report()
@@ -65,9 +65,9 @@ class _GraphModule(ModuleType):
         """Record the ops of the `with` block, infinicore's and, on the CPU, torch's, into the Graph that it yields.
 
         Args:
-            device: Made the current device first; None: it stays.
+            device: Made the current device first; None: keep the current one.
 
-        If the block raises, what was recorded is dropped. RuntimeError where this thread records a graph already.
+        If the block raises, the recording is dropped. Raises RuntimeError if this thread is already recording a graph.
         """
         if device is not None:
             _infinicore.set_device(_arguments.raw_device(device, "infinicore.graph"))

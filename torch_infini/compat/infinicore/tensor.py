@@ -18,16 +18,16 @@ from .lib import _infinicore
 if TYPE_CHECKING:
     import numpy
 
-_HOST = (1, 0)  # the CPU as __dlpack_device__() spells it
-_TORCHS = "torch.utils.dlpack"  # the module of torch.from_dlpack
+_HOST = (1, 0)  # the CPU in the form of __dlpack_device__()
+_TORCHS = "torch.utils.dlpack"  # the module that calls __dlpack__() for torch.from_dlpack
 
 
 class Tensor:
     """A tensor of the C++ front end: `_underlying` is its `_infinicore.Tensor`.
 
-    Tensor(x) of such a one, or of another Tensor, is over the same memory.
+    Tensor(x) of an `_infinicore.Tensor` or another Tensor shares its memory.
 
-    Sizes and strides are lists, strides in elements. Views share memory. `+`, `*` and `@` take two tensors.
+    Sizes and strides are lists; strides are in elements. Views share memory. `+`, `*` and `@` take two tensors.
     numpy.asarray(), numpy.from_dlpack() and torch.from_dlpack() give views of the same memory, which they keep alive.
     """
 
@@ -47,7 +47,7 @@ class Tensor:
 
     @property
     def shape(self) -> list[int]:
-        """The sizes, a list."""
+        """The sizes, as a list."""
         if self._shape is None:
             self._shape = self._underlying.shape
         return list(self._shape)
@@ -61,7 +61,7 @@ class Tensor:
 
     @property
     def device(self) -> Device:
-        """Where it lies."""
+        """The device."""
         if self._device is None:
             self._device = Device._from_infinicore_device(self._underlying.device)
         return self._device
@@ -76,11 +76,11 @@ class Tensor:
         return self._underlying.data_ptr()
 
     def size(self, dim: int | None = None) -> Any:
-        """Return all sizes, a list, or the size of one dimension."""
+        """Return all sizes, as a list, or the size of one dimension."""
         return self.shape if dim is None else self._pick(self.shape, dim, "size")
 
     def stride(self, dim: int | None = None) -> Any:
-        """Return all strides in elements, a list, or the stride of one dimension."""
+        """Return all strides in elements, as a list, or the stride of one dimension."""
         strides = self._underlying.strides
         return strides if dim is None else self._pick(strides, dim, "stride")
 
@@ -95,27 +95,27 @@ class Tensor:
         return self._underlying.numel()
 
     def is_contiguous(self) -> bool:
-        """Whether the strides are those of a freshly made tensor: those of dimensions of size 1 count too."""
+        """Whether the strides are those of a new tensor; those of dimensions of size 1 matter too."""
         return self._underlying.is_contiguous()
 
     def is_pinned(self) -> bool:
-        """Whether it lies in host memory that devices copy from directly."""
+        """Whether the memory is pinned: host memory that devices copy from directly."""
         return self._underlying.is_pinned()
 
     def copy_(self, src: Tensor) -> None:
-        """Copy the elements of a tensor of the same shape and dtype, which may lie on another device."""
+        """Copy the elements of a tensor of the same shape and dtype, which may be on another device."""
         self._underlying.copy_(raw(src, "infinicore.Tensor.copy_", "src"))
 
     def to(self, device: Device | str) -> Tensor:
-        """Return a copy on another device; on the same device, a tensor over the same memory."""
+        """Return a copy on another device, or, on the same device, a tensor over the same memory."""
         return Tensor(self._underlying.to(raw_device(device, "infinicore.Tensor.to")))
 
     def contiguous(self) -> Tensor:
-        """Return a contiguous copy; a tensor over the same memory if it is contiguous already."""
+        """Return a contiguous copy, or a tensor over the same memory if it is already contiguous."""
         return Tensor(self._underlying.contiguous())
 
     def as_strided(self, size: Sequence[int], stride: Sequence[int]) -> Tensor:
-        """Return a view with these sizes and strides that begins where this tensor does."""
+        """Return a view with these sizes and strides that starts where this tensor does."""
         function = "infinicore.Tensor.as_strided"
         return Tensor(self._underlying.as_strided(sizes(size, function), integers(stride, function, "stride")))
 
@@ -124,14 +124,14 @@ class Tensor:
         return Tensor(self._underlying.permute(sizes(dims, "infinicore.Tensor.permute", "dims")))
 
     def view(self, shape: Sequence[int]) -> Tensor:
-        """Return a view of another shape with as many elements; no size may be left open (-1).
+        """Return a view of another shape with equally many elements; sizes of -1 are not supported.
 
         RuntimeError if the strides do not allow it.
         """
         return Tensor(self._underlying.view(sizes(shape, "infinicore.Tensor.view", "shape")))
 
     def squeeze(self, dim: int) -> Tensor:
-        """Return a view without a dimension, whose size must be 1 (else RuntimeError); dim counts from 0."""
+        """Return a view without a dimension, which must have size 1 (else RuntimeError); dim counts from 0."""
         return Tensor(self._underlying.squeeze(integer(dim, "infinicore.Tensor.squeeze", "dim")))
 
     def unsqueeze(self, dim: int) -> Tensor:
@@ -139,7 +139,7 @@ class Tensor:
         return Tensor(self._underlying.unsqueeze(integer(dim, "infinicore.Tensor.unsqueeze", "dim")))
 
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
-        """Return a view of `length` elements of a dimension, from `start`; RuntimeError beyond the end."""
+        """Return a view of `length` elements of a dimension, from `start`; RuntimeError if it exceeds the dimension."""
         function = "infinicore.Tensor.narrow"
         return Tensor(
             self._underlying.narrow(
@@ -184,10 +184,10 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return a DLPack capsule over this memory, or over a copy where one is asked for.
+        """Return a DLPack capsule over this memory, or over a copy if requested.
 
-        What this thread queued on a CUDA device is waited for, unless stream is -1. When the consumer drops the
-        capsule's tensor, its device is waited for before the memory is used again.
+        Waits for this thread's work on a CUDA device, unless stream is -1. After the consumer drops the capsule's
+        tensor, the memory is reused only when its device is idle.
         """
         source = self
         place = self.__dlpack_device__()
@@ -197,9 +197,10 @@ class Tensor:
             source, place = self.to("cpu"), _HOST
         elif copy:
             source = Tensor(_infinicore.rearrange(self._underlying))
-        # While the graph is recorded that writes it, torch notes ops on a view; any other consumer would read.
+        # During the recording that writes this tensor, torch notes ops on a view; any other consumer would read
+        # unfilled memory.
         if source._underlying.is_recorded_now() and sys._getframe(1).f_globals.get("__name__") == _TORCHS:
-            if place == _HOST:  # torch cannot refuse to read it between the recording and the first run
+            if place == _HOST:  # torch could not prevent reads between the recording and the first run
                 with without_modes():
                     memory = source._as_torch().untyped_storage()
                     torch.empty(0, dtype=torch.uint8).set_(memory).zero_()
@@ -215,9 +216,9 @@ class Tensor:
         return source._underlying.to_dlpack(versioned, waits)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray[Any, Any]:
-        """Return a numpy view of this memory, on the CPU; a copy where dtype or copy asks for one.
+        """Return a numpy view of this memory, on the CPU; a copy if dtype or copy requires one.
 
-        bfloat16 is ml_dtypes' bfloat16, and needs that package.
+        bfloat16 uses ml_dtypes' bfloat16, and needs that package.
         """
         import numpy
 
@@ -246,7 +247,7 @@ class Tensor:
         return found.copy() if copy else found
 
     def to_numpy(self) -> numpy.ndarray[Any, Any]:
-        """Return a numpy array with a copy of the elements, also of a tensor on another device."""
+        """Return a numpy array with a copy of the elements, also for a tensor on another device."""
         return self.to("cpu").__array__(copy=True)
 
     def __bool__(self) -> bool:
@@ -255,7 +256,7 @@ class Tensor:
                 f"infinicore.Tensor.__bool__: the tensor must have one element, got shape {self.shape}: compare with "
                 "None, or reduce it first"
             )
-        return bool(self._host_view("__bool__"))  # refused while torch's ops are noted, as a torch tensor's is
+        return bool(self._host_view("__bool__"))  # raises while torch's ops are noted, as for a torch tensor
 
     def __copy__(self) -> Tensor:
         copied = object.__new__(type(self))
@@ -272,9 +273,9 @@ class Tensor:
         return _restored, (bits, self.shape, self.dtype, self.device)
 
     def _host_view(self, function: str) -> torch.Tensor:
-        """The elements as a tensor of torch on the CPU, a copy if they lie elsewhere."""
+        """Return the elements as a torch tensor on the CPU, a copy if they are elsewhere."""
         _check_readable(self, function)
-        utils.to_torch_dtype(self.dtype)  # says what torch does not have
+        utils.to_torch_dtype(self.dtype)  # raises for dtypes that torch lacks
         return self.to("cpu")._as_torch()
 
     def _as_torch(self) -> torch.Tensor:
@@ -290,7 +291,7 @@ def _is(other: object) -> bool:
 
 
 def _restored(bits: numpy.ndarray[Any, Any], shape: list[int], dtype: DataType, device: Device) -> Tensor:
-    """What pickle makes of a tensor's bytes."""
+    """Restore a tensor from its pickled bytes."""
     return Tensor(_infinicore.host_copy(bits.ctypes.data, shape, dtype._underlying)).to(device)
 
 
@@ -305,9 +306,9 @@ def _check_readable(tensor: Tensor, function: str) -> None:
 def empty(
     size: Sequence[int], *, dtype: DataType | None = None, device: Device | str | None = None, pin_memory: bool = False
 ) -> Tensor:
-    """Return a contiguous tensor that is not filled; dtype and device must be given.
+    """Return a contiguous, uninitialized tensor; dtype and device must be given.
 
-    Its device becomes the current one. pin_memory, of a CPU tensor: memory that devices copy from directly.
+    Its device becomes the current one. pin_memory, for a CPU tensor: allocate memory that devices copy from directly.
     """
     return _made(_infinicore.empty, "empty", size, dtype, device, pin_memory)
 
@@ -315,14 +316,14 @@ def empty(
 def zeros(
     size: Sequence[int], *, dtype: DataType | None = None, device: Device | str | None = None, pin_memory: bool = False
 ) -> Tensor:
-    """Return a contiguous tensor of zeros; arguments as of empty()."""
+    """Return a contiguous tensor of zeros; arguments as for empty()."""
     return _made(_infinicore.zeros, "zeros", size, dtype, device, pin_memory)
 
 
 def ones(
     size: Sequence[int], *, dtype: DataType | None = None, device: Device | str | None = None, pin_memory: bool = False
 ) -> Tensor:
-    """Return a contiguous tensor of ones; arguments as of empty()."""
+    """Return a contiguous tensor of ones; arguments as for empty()."""
     return _made(_infinicore.ones, "ones", size, dtype, device, pin_memory)
 
 
@@ -332,7 +333,7 @@ def _made(make: Any, name: str, size: Any, dtype: Any, device: Any, pin_memory: 
 
 
 def empty_like(input: Tensor, *, dtype: DataType | None = None, device: Device | str | None = None) -> Tensor:
-    """Return a contiguous tensor of input's shape that is not filled; dtype and device are input's unless given."""
+    """Return a contiguous, uninitialized tensor of input's shape; dtype and device are input's unless given."""
     raw(input, "infinicore.empty_like", "input")
     return empty(input.shape, dtype=dtype or input.dtype, device=device or input.device)
 
@@ -345,7 +346,7 @@ def strided_empty(
     device: Device | str | None = None,
     pin_memory: bool = False,
 ) -> Tensor:
-    """Return a tensor with these strides (in elements, not negative) that is not filled; else as empty()."""
+    """Return an uninitialized tensor with these strides (in elements, not negative); otherwise as empty()."""
     function = "infinicore.strided_empty"
     shape, steps = sizes(size, function), sizes(strides, function, "strides")
     made = _infinicore.strided_empty(shape, steps, raw_dtype(dtype, function), raw_device(device, function), pin_memory)
@@ -382,10 +383,10 @@ def strided_from_blob(
 
 
 def from_torch(torch_tensor: torch.Tensor) -> Tensor:
-    """Return a tensor over a torch tensor's memory: its strides, its device; nothing is copied.
+    """Return a tensor over a torch tensor's memory, with its strides and device; nothing is copied.
 
-    The memory is kept alive, also where the torch tensor gets other memory later (module.half(), tensor.data = ...),
-    which this one does not follow. On CUDA, this thread's stream waits for torch's current one.
+    The memory is kept alive, even if the torch tensor later gets other memory (module.half(), tensor.data = ...), which
+    this tensor does not follow. On CUDA, this thread's stream waits for torch's current stream.
     """
     function = "infinicore.from_torch"
     if not isinstance(torch_tensor, torch.Tensor):
@@ -408,7 +409,7 @@ def from_torch(torch_tensor: torch.Tensor) -> Tensor:
         stream.wait_stream(torch.cuda.current_stream(torch_tensor.device))
         torch_tensor.record_stream(stream)
     made = _infinicore.from_owner(
-        torch_tensor.detach(),  # an alias: the tensor itself may change its storage
+        torch_tensor.detach(),  # an alias, because the tensor itself may change its storage
         torch_tensor.data_ptr(),
         list(torch_tensor.shape),
         list(torch_tensor.stride()),
@@ -431,7 +432,7 @@ def from_dlpack(source: Any) -> Tensor:
         _infinicore.set_device(before)
     try:
         capsule = source.__dlpack__(max_version=(1, 0), **arguments)
-    except TypeError:  # a producer of before DLPack 1.0
+    except TypeError:  # a producer older than DLPack 1.0
         capsule = source.__dlpack__(**arguments)
     return Tensor(_infinicore.from_dlpack(capsule))
 
@@ -442,9 +443,9 @@ def from_numpy(
     """Return a contiguous copy of a numpy array, which must not be empty.
 
     Args:
-        dtype: Of the result; None: the array's. ml_dtypes' bfloat16 is bfloat16. Fractions are cut off for an integer
-            dtype; ValueError for a number beyond its range, or of an imaginary part for a real one.
-        device: Of the result; None: the CPU.
+        dtype: The result's dtype; None: the array's. ml_dtypes' bfloat16 is bfloat16. Fractions are truncated for an
+            integer dtype; ValueError for a number out of its range, or an imaginary part for a real dtype.
+        device: The result's device; None: the CPU.
     """
     import numpy
 
@@ -485,7 +486,7 @@ def _from_array(
 
 
 def _lost(array: numpy.ndarray[Any, Any], dtype: torch.dtype) -> numpy.ndarray[Any, Any]:
-    """Which numbers a dtype has no counterpart of; fractions may be cut off, and floats become infinite."""
+    """Return which numbers a dtype cannot represent; fractions may be truncated, and floats become infinite."""
     import numpy
 
     lost = numpy.zeros(array.shape, dtype=bool)
@@ -496,14 +497,14 @@ def _lost(array: numpy.ndarray[Any, Any], dtype: torch.dtype) -> numpy.ndarray[A
         array = array.real
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
-        # Floats by what is left without their fraction; both limits are powers of two there, which float64 has.
+        # Truncate floats first; both limits are powers of two, which float64 represents.
         whole = array if array.dtype.kind in "iu" else numpy.trunc(array.astype(numpy.float64))
         lost |= ~((whole >= limits.min) & ((whole <= limits.max) if whole is array else (whole < limits.max + 1)))
     return lost
 
 
 def from_list(data: Any, *, dtype: DataType | None = None, device: Device | str | None = None) -> Tensor:
-    """Return a tensor of a list's or tuple's numbers, nested for each dimension; arguments as of from_numpy().
+    """Return a tensor of the numbers of a list or tuple, nested per dimension; arguments as for from_numpy().
 
     Without a dtype numpy chooses: float64 for floats, int64 for ints.
     """

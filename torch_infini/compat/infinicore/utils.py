@@ -1,4 +1,4 @@
-"""Dtypes of torch and numpy to infinicore's and back."""
+"""Conversion of torch's and numpy's dtypes to infinicore's and back."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 _TORCH = {_infinicore.DataType(int(kind)): theirs for kind, theirs in TORCH_DTYPES.items()}
 _FROM_TORCH = {theirs: _infinicore.DataType(int(kind)) for theirs, kind in INFINI_DTYPES.items()}
-# And bfloat16, which numpy has from ml_dtypes.
+# bfloat16 is missing in numpy too, but ml_dtypes provides it.
 _WITHOUT_NUMPY = (torch.complex32, torch.float8_e4m3fn)
 
 
 def to_torch_dtype(infini_dtype: DataType) -> torch.dtype:
-    """Return torch's dtype; ValueError for one that torch does not have."""
+    """Return torch's dtype; ValueError for a dtype that torch lacks."""
     if not isinstance(infini_dtype, DataType) or infini_dtype._underlying not in _TORCH:
         raise ValueError(f"Unsupported infinicore dtype: {infini_dtype}")
     return _TORCH[infini_dtype._underlying]
 
 
 def to_infinicore_dtype(torch_dtype: torch.dtype) -> DataType:
-    """Return the dtype for one of torch; ValueError for one that infinicore does not have."""
+    """Return the dtype for a torch dtype; ValueError for a dtype that infinicore lacks."""
     if torch_dtype not in _FROM_TORCH:
         raise ValueError(f"Unsupported torch dtype: {torch_dtype}")
     return DataType(_FROM_TORCH[torch_dtype])
 
 
 def numpy_to_infinicore_dtype(numpy_dtype: Any) -> DataType:
-    """Return the dtype for one of numpy (what numpy.dtype() takes); ValueError for one that is not here."""
+    """Return the dtype for a numpy dtype (anything numpy.dtype() accepts); ValueError for an unsupported one."""
     import numpy
 
     name = numpy.dtype(numpy_dtype).name
@@ -45,7 +45,7 @@ def numpy_to_infinicore_dtype(numpy_dtype: Any) -> DataType:
 
 
 def infinicore_to_numpy_dtype(infini_dtype: DataType) -> numpy.dtype[Any]:
-    """Return numpy's dtype, for bfloat16 that of the package ml_dtypes; ValueError for one that numpy does not have."""
+    """Return numpy's dtype, for bfloat16 ml_dtypes' one; ValueError for a dtype that numpy lacks."""
     import numpy
 
     theirs = to_torch_dtype(infini_dtype)

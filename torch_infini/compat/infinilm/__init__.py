@@ -1,7 +1,7 @@
 """InfiniLM's Python interface on torch_infini's models and engine, for scripts written for InfiniLM.
 
-`from infinilm.lib import _infinilm` is the low-level engine: the caller brings weights, lengths, blocks.
-infer_engine has generate, and llm continues many prompts at a time.
+`from infinilm.lib import _infinilm` is the low-level engine: the caller provides weights, lengths and blocks.
+infer_engine has generate; llm continues many prompts at a time.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "AutoLlamaModel":  # needs infinicore's module for this Python, which the names above do without
+    if name == "AutoLlamaModel":  # needs infinicore's module for this Python, unlike the names above
         from .models.llama import AutoLlamaModel
 
         return AutoLlamaModel

@@ -9,7 +9,7 @@ from ...checkpoints import read_object
 from ...models import LlamaConfig as ModelConfig
 from .config import LlamaConfig
 
-# Entries that are copied. torch_infini.models, which knows each family's defaults, reads all others.
+# Entries that are copied. torch_infini.models, which knows each family's defaults, reads the others.
 _KEPT = (
     "use_cache",
     "attention_dropout",
@@ -36,7 +36,7 @@ _READ = (
 
 
 class AutoConfig:
-    """Reads config.json of llama, mistral, qwen2 and qwen3 models, in the spellings of transformers 4 and 5."""
+    """Reads config.json of llama, mistral, qwen2 and qwen3 models, in the forms of transformers 4 and 5."""
 
     @staticmethod
     def from_pretrained(model_path: str | Path) -> LlamaConfig:
@@ -46,11 +46,11 @@ class AutoConfig:
             model_path: A Hugging Face folder on this machine.
 
         Returns:
-            The config; `_dtype` is the checkpoint's, where the folder says it.
+            The config; `_dtype` is the checkpoint's, if the folder states it.
 
         Raises:
             FileNotFoundError: If there is no config.json.
-            ValueError: If it is not readable, or of a model that is not served.
+            ValueError: If it is not readable, or the model is not supported.
         """
         model = ModelConfig.from_pretrained(model_path)
         entries = read_object(Path(model_path) / "config.json")
@@ -71,7 +71,7 @@ class AutoConfig:
 
 
 def _rope(entries: dict[str, Any]) -> dict[str, Any]:
-    """rope_theta and rope_scaling. transformers 5 has both in rope_parameters."""
+    """Return rope_theta and rope_scaling. transformers 5 has both in rope_parameters."""
     scaling = dict(entries.get("rope_parameters") or entries.get("rope_scaling") or {})
     theta = scaling.pop("rope_theta", None) or entries.get("rope_theta") or 1e4
     if entries.get("partial_rotary_factor") is not None:

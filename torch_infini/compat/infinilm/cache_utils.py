@@ -1,6 +1,6 @@
-"""DynamicCache and StaticCache: keys and values of models that are written in Python, on infinicore.nn or torch.
+"""DynamicCache and StaticCache: keys and values of models written in Python, on infinicore.nn or torch.
 
-They have transformers' methods. InferEngine keeps its own cache and needs none of these.
+They have transformers' methods. InferEngine has its own cache and does not use them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import torch
 
 from ..infinicore import Tensor, empty
 
-_FIRST = 64  # tokens for which a growing cache has memory at first
+_FIRST = 64  # tokens that a growing cache has memory for at first
 
 
 class Cache:
-    """Keys and values by layer. Each layer's lie in one tensor, which new tokens are copied into; results are views.
+    """Keys and values by layer. Each layer's are stored in one tensor that new tokens are copied into; results are
+    views.
 
     Args:
-        config: Of the model. Where it has num_key_value_heads, keys with another number of heads are refused: they
-            would be in another order of dimensions. None: nothing is checked.
-        max_cache_len: The most tokens of a sequence, for which memory is taken at once; None: memory grows.
+        config: The model's config. If it has num_key_value_heads, keys with another number of heads are rejected,
+            because their dimensions must be in another order. None: no check.
+        max_cache_len: The most tokens of a sequence, for which memory is allocated at once; None: memory grows.
         sequence_dim: The dimension of tokens: 2 for [batch, heads, tokens, head_dim], 1 for [batch, tokens, heads,
             head_dim].
 
@@ -35,7 +36,7 @@ class Cache:
             self._fail("__init__", "max_cache_len must be an integer of at least 1", repr(max_cache_len))
         self.max_cache_len, self.sequence_dim = max_cache_len, sequence_dim
         self._heads: int | None = getattr(config, "num_key_value_heads", None)
-        self._layers: list[tuple[Any, Any]] = []  # memory for keys and values: contiguous, of the same shape
+        self._layers: list[tuple[Any, Any]] = []  # memory for keys and values: contiguous, of equal shape
         self._lengths: list[int] = []
 
     def update(
@@ -44,17 +45,17 @@ class Cache:
         """Append the keys and values of new tokens to a layer.
 
         Args:
-            key_states: [batch, heads, tokens, head_dim] (sequence_dim 2) of infinicore or torch.
+            key_states: [batch, heads, tokens, head_dim] (sequence_dim 2), infinicore's or torch's.
             value_states: As key_states, of any head_dim.
-            layer_idx: The layer: a known one, or the next.
-            cache_kwargs: Without effect: new tokens stand behind those that are there.
+            layer_idx: The layer: an existing one, or the next.
+            cache_kwargs: Has no effect: new tokens are appended.
 
         Returns:
             (keys, values) of all tokens of the layer: views of the cache, which later calls do not move while there is
             room.
 
         Raises:
-            ValueError: For shapes that do not fit the layer, tokens beyond max_cache_len, or a layer that is none.
+            ValueError: For shapes that do not fit the layer, tokens beyond max_cache_len, or an invalid layer.
         """
         new = _wrapped(key_states), _wrapped(value_states)
         if not 0 <= layer_idx <= len(self._layers):
@@ -89,35 +90,35 @@ class Cache:
         return self[layer_idx]
 
     def __getitem__(self, layer_idx: int) -> tuple[Any, Any]:
-        """The keys and values of a layer."""
+        """Return the keys and values of a layer."""
         keys, values = self._layers[layer_idx]
         length = self._lengths[layer_idx]
         return keys.narrow(self.sequence_dim, 0, length), values.narrow(self.sequence_dim, 0, length)
 
     def __len__(self) -> int:
-        """The number of layers that have keys."""
+        """Return the number of layers that have keys."""
         return len(self._layers)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The number of tokens of a layer; 0 for one that is not there yet."""
+        """Return the number of tokens of a layer; 0 for one that does not exist yet."""
         return self._lengths[layer_idx] if layer_idx < len(self._lengths) else 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        """The most tokens of a sequence; -1: no limit."""
+        """Return the most tokens of a sequence; -1: no limit."""
         return -1 if self.max_cache_len is None else self.max_cache_len
 
     def crop(self, max_length: int) -> None:
-        """Keep so many tokens, from the first on; below 0: without so many at the end."""
+        """Keep the first `max_length` tokens; if it is negative, drop that many at the end."""
         for layer, length in enumerate(self._lengths):
             kept = length + max_length if max_length < 0 else max_length
             self._lengths[layer] = min(max(kept, 0), length)
 
     def reset(self) -> None:
-        """Drop all tokens, and keep the memory."""
+        """Drop all tokens, but keep the memory."""
         self.crop(0)
 
     def _memory(self, states: Any, length: int) -> Any:
-        """A tensor for so many tokens, of the kind, dtype and device of these."""
+        """Allocate a tensor for this many tokens, with the kind, dtype and device of the given ones."""
         shape = [*states.shape]
         shape[self.sequence_dim] = length
         if isinstance(states, torch.Tensor):
@@ -137,16 +138,16 @@ class Cache:
 
 
 class DynamicCache(Cache):
-    """A cache that grows with its sequences; arguments as of Cache."""
+    """A cache that grows with its sequences; arguments as for Cache."""
 
     def __init__(self, config: Any = None, *, sequence_dim: int = 2) -> None:
         super().__init__(config, None, sequence_dim=sequence_dim)
 
 
 class StaticCache(Cache):
-    """A cache with memory for max_cache_len tokens, which never moves; arguments as of Cache.
+    """A cache with memory for max_cache_len tokens, which never moves; arguments as for Cache.
 
-    update returns the tokens that are there, not all of the memory.
+    update returns the existing tokens, not all of the memory.
     """
 
     def __init__(self, config: Any = None, max_cache_len: int = 0, *, sequence_dim: int = 2) -> None:
@@ -154,5 +155,5 @@ class StaticCache(Cache):
 
 
 def _wrapped(states: Any) -> Any:
-    """A tensor of torch or infinicore; one of _infinicore as infinicore's."""
+    """Return a tensor of torch or infinicore; a tensor of _infinicore becomes infinicore's."""
     return states if isinstance(states, (torch.Tensor, Tensor)) else Tensor(states)

@@ -1,7 +1,7 @@
-"""LlamaConfig: a model's sizes and settings as InfiniLM names them, and the way to torch_infini.models.LlamaConfig.
+"""LlamaConfig: a model's sizes and settings with InfiniLM's names; converts to torch_infini.models.LlamaConfig.
 
-All are attributes to read and to set. Defaults are InfiniLM's, which are not those of transformers: a config for a
-model folder comes from AutoConfig.
+All attributes can be read and set. Defaults are InfiniLM's, which differ from transformers': use AutoConfig for the
+config of a model folder.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class LlamaConfig(Config):
             head_dim, max_position_embeddings, rms_norm_eps, hidden_act, tie_word_embeddings, mlp_bias: As in a
             config.json.
         attention_bias: Whether q, k and v have biases; True unless set.
-        attention_output_bias: Whether attention's output projection has one.
+        attention_output_bias: Whether attention's output projection has a bias.
         rope_theta: Base of the rotation's angles.
         rope_scaling: None, or a dict as in a config.json: {"rope_type": "llama3", "factor": 8.0, ...}.
         bos_token_id, eos_token_id: Set as an integer, several or None; read as a list.
-        pad_token_id: An integer; -1 or None: there is none.
-        dtype: Of weights and activations; set as `_dtype`, and read as an infinicore.dtype.
-        sliding_window: How many keys a query sees; None: all.
-        layer_types: "sliding_attention" or "full_attention" for each layer; None: all as sliding_window says.
-        use_cache, attention_dropout, initializer_range, pretraining_tp, name_or_path: Kept, and without effect.
-        _dtype: Of weights and activations, torch's or infinicore's, or its name; None: float32.
+        pad_token_id: An integer; -1 or None: none.
+        dtype: The dtype of weights and activations; set as `_dtype`, and read as an infinicore.dtype.
+        sliding_window: The most keys that a query sees; None: all.
+        layer_types: "sliding_attention" or "full_attention" for each layer; None: sliding_window applies to all layers.
+        use_cache, attention_dropout, initializer_range, pretraining_tp, name_or_path: Stored, but without effect.
+        _dtype: The dtype of weights and activations, torch's or infinicore's, or its name; None: float32.
 
     Raises:
-        TypeError: For a value whose name is none of these, or token ids that are no integers.
-        ValueError: For a dtype that is not served.
+        TypeError: For a value with an unknown name, or token ids that are no integers.
+        ValueError: For an unsupported dtype.
     """
 
     model_type: str = "llama"
@@ -79,7 +79,7 @@ class LlamaConfig(Config):
     name_or_path: str = ""
     sliding_window: int | None = None
     layer_types: Sequence[str] | None = None
-    _dtype: Any = None  # as convert.as_dtype takes it
+    _dtype: Any = None  # any form that convert.as_dtype accepts
 
     def __init__(self, **values: Any) -> None:
         unknown = values.keys() - _DEFAULTS.keys() - {"dtype"}
@@ -130,7 +130,7 @@ class LlamaConfig(Config):
         return self.num_key_value_heads * self.head_dim
 
     def validate(self) -> bool:
-        """Return whether the values are consistent and served; InferEngine's error says what is wrong."""
+        """Return whether the values are consistent and supported; InferEngine's error says what is wrong."""
         try:
             self.to_model()
         except (TypeError, ValueError):
@@ -141,7 +141,7 @@ class LlamaConfig(Config):
         """Convert to the config of torch_infini.models.Llama, without a dtype.
 
         Raises:
-            ValueError: For values that validate() rejects; all are named.
+            ValueError: For values that validate() rejects; the message names all.
         """
         scaling = self.rope_scaling or {}
         if not isinstance(scaling, Mapping):
@@ -194,7 +194,7 @@ _NAME = "infinilm.LlamaConfig"
 
 
 def token_ids(name: str, value: Any) -> list[int]:
-    """Convert an id, several or none to a list; TypeError, which names the attribute, for what is no integer."""
+    """Convert an id, several or none to a list; TypeError, which names the attribute, for other types."""
     ids = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
     if not all(map(_is_token, ids)):
         raise TypeError(f"{_NAME}: {name} must be a token id, several or None, got {value!r}")

@@ -1,6 +1,6 @@
-"""PretrainedConfig: the entries of a config.json as attributes, for models that are written in Python.
+"""PretrainedConfig: the entries of a config.json as attributes, for models written in Python.
 
-InferEngine takes a LlamaConfig, which AutoConfig reads.
+InferEngine takes a LlamaConfig instead, which AutoConfig reads.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _NAME = "infinilm.configuration_utils.PretrainedConfig"
 
 
 class PretrainedConfig:
-    """A model's settings. Subclasses take their own entries as arguments and pass the others on as `**kwargs`.
+    """A model's settings. Subclasses take their own entries as arguments and pass on the others as `**kwargs`.
 
     Args:
-        **kwargs: Entries of a config.json. dtype, or torch_dtype, is one of torch or its name.
+        **kwargs: Entries of a config.json. dtype (or torch_dtype) is a torch dtype or its name.
 
     Attributes:
-        model_type: Of the class.
-        All entries; those of transformers' base class that callers read are there with its defaults.
+        model_type: The class's model type.
+        All entries; those of transformers' base class that callers read exist with its defaults.
     """
 
     model_type: str = ""
@@ -43,14 +43,14 @@ class PretrainedConfig:
             setattr(self, name, values.pop(name, default))
         self.dtype = _dtype(dtype)
         parameters = values.get("rope_parameters")
-        if isinstance(parameters, Mapping) and "rope_theta" in parameters:  # as transformers 5 writes it
+        if isinstance(parameters, Mapping) and "rope_theta" in parameters:  # the form of transformers 5
             values.setdefault("rope_theta", parameters["rope_theta"])
         for name, value in values.items():
             setattr(self, name, value)
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
-        """dtype under its name of transformers 4."""
+        """dtype under the name of transformers 4."""
         return self.dtype
 
     @torch_dtype.setter
@@ -59,12 +59,12 @@ class PretrainedConfig:
 
     @classmethod
     def from_dict(cls: type[_Config], config_dict: Mapping[str, Any], **kwargs: Any) -> _Config:
-        """Make a config of a config.json's entries, with these changes."""
+        """Make a config from the entries of a config.json, with these changes."""
         return cls(**{**config_dict, **kwargs})
 
     @classmethod
     def from_json_file(cls: type[_Config], json_file: str | Path) -> _Config:
-        """Read a file; ValueError if it is no JSON object."""
+        """Read a file; ValueError if it is not a JSON object."""
         return cls.from_dict(read_object(Path(json_file)))
 
     @classmethod
@@ -72,8 +72,8 @@ class PretrainedConfig:
         """Read the config.json of a model folder on this machine, with these changes.
 
         Raises:
-            FileNotFoundError: If there is none.
-            ValueError: If it is no JSON object.
+            FileNotFoundError: If there is no config.json.
+            ValueError: If it is not a JSON object.
         """
         path = Path(pretrained_model_name_or_path) / "config.json"
         if not path.is_file():
@@ -81,7 +81,7 @@ class PretrainedConfig:
         return cls.from_dict({"name_or_path": str(pretrained_model_name_or_path), **read_object(path)}, **kwargs)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Write config.json to a folder, which is made if it is not there."""
+        """Write config.json to a folder, which is created if necessary."""
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(self.to_json_string(), encoding="utf-8")
@@ -92,13 +92,13 @@ class PretrainedConfig:
             setattr(self, name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes as entries of a config.json: a copy, with the dtype's name."""
+        """Return the attributes as entries of a config.json: a copy, with the dtype's name."""
         values = {name: copy.deepcopy(value) for name, value in vars(self).items() if not name.startswith("_")}
         values["dtype"] = None if self.dtype is None else str(self.dtype).removeprefix("torch.")
         return values | {"model_type": self.model_type}
 
     def to_json_string(self) -> str:
-        """to_dict() as JSON."""
+        """Return to_dict() as JSON."""
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
     def __eq__(self, other: object) -> bool:

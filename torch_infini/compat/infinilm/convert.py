@@ -1,6 +1,6 @@
-"""Converts arguments of InfiniLM's callers to torch's tensors, dtypes and devices, and results to their tensors.
+"""Converts InfiniLM callers' arguments to torch's tensors, dtypes and devices, and results to their tensors.
 
-InfiniCore's objects wrap one another in an attribute `_underlying`. Tensors are views of the same memory both ways.
+InfiniCore's objects wrap one another in an attribute `_underlying`. Converted tensors share memory in both directions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.utils.dlpack import from_dlpack
 
 from ..._core.dtypes import INFINI_DTYPES
 
-_HOST = (1, 0)  # the CPU as __dlpack_device__() spells it
-# Names by infiniDevice_t, and torch's names of those that torch_infini has kernels for.
+_HOST = (1, 0)  # the CPU in the form of __dlpack_device__()
+# Names by infiniDevice_t, and torch's names of the devices that torch_infini has kernels for.
 DEVICES = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
 TORCH_DEVICES = {"cpu": "cpu", "nvidia": "cuda", "cuda": "cuda"}
 # The number and the name in infiniDtype_t, and torch's names.
@@ -41,22 +41,23 @@ def underlying(value: Any) -> Any:
 
 
 def as_torch(value: Any) -> Any:
-    """Return the torch tensor of an argument, over the memory of an infinicore tensor; any other object as it is.
+    """Return the torch tensor of an argument, over the memory of an infinicore tensor; other objects unchanged.
 
     Args:
         value: A torch.Tensor, an infinicore.Tensor, an _infinicore.Tensor, or an object with one as `_underlying`.
 
     Raises:
         RuntimeError: For an infinicore tensor that a recorded graph has not filled yet.
-        BufferError: For one of a dtype that torch does not have.
+        BufferError: For a dtype that torch lacks.
     """
     found = underlying(value)
     if isinstance(found, Tensor):
         return found.detach()
-    if not hasattr(found, "to_dlpack"):  # of _infinicore.Tensor: infinicore is imported then
+    if not hasattr(found, "to_dlpack"):  # then infinicore is already imported
         return found
     if found.dlpack_device() == _HOST and not found.is_recorded_only():
-        return from_dlpack(found.to_dlpack(True, False))  # a step converts seven: no streams, no more objects
+        # No streams and no extra objects, because a step converts seven tensors.
+        return from_dlpack(found.to_dlpack(True, False))
     from ..infinicore import Tensor as InfiniTensor
 
     return from_dlpack(InfiniTensor(found))
@@ -84,7 +85,7 @@ def as_infinicore(tensor: Tensor) -> Any:
 
 
 def like(value: Any) -> Callable[[Tensor], Any]:
-    """Return what converts torch tensors to the kind of an argument: torch's as they are, else infinicore's."""
+    """Return a function that converts torch tensors to the kind of an argument: torch's, or else infinicore's."""
     return _same if isinstance(underlying(value), Tensor) else as_infinicore
 
 
@@ -110,7 +111,7 @@ def as_device(where: str, value: Any, argument: str = "device_type") -> torch.de
     None: this thread's current device of infinicore, if the program uses it; otherwise the CPU.
 
     Raises:
-        ValueError: For a device that is not there, or that torch_infini has no kernels for.
+        ValueError: For a device that does not exist, or that torch_infini has no kernels for.
     """
     device = _device(_current() if value is None else value)
     if device is None or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
@@ -132,7 +133,7 @@ def _device(value: Any) -> torch.device | None:
         name, index = DEVICES[number] if 0 <= number < len(DEVICES) else "", ""
     elif isinstance(value, str):
         name, _, index = value.lower().partition(":")
-    elif hasattr(value, "type"):  # a device, of which a device type is part
+    elif hasattr(value, "type"):  # a device, which contains a device type
         found, at = _device(value.type), getattr(value, "index", None)
         return torch.device(found.type, at) if found is not None and at is not None and found.type != "cpu" else found
     elif underlying(value) is not value:

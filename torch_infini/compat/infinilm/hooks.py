@@ -1,6 +1,6 @@
-"""HookRegistry: callbacks that get a model's tensors as they are computed, for debugging.
+"""HookRegistry: callbacks that receive a model's tensors as they are computed, for debugging.
 
-Hooks are attached for one pass at a time, so that passes without callbacks cost nothing.
+Hooks are attached for one pass at a time, so passes without callbacks cost nothing extra.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Callback = Callable[[str, Any, int], object]
 class HookRegistry:
     """Callbacks by the names of tensors; InferEngine.register_hooks connects it to an engine.
 
-    The names, for tensors [tokens, columns] of the pass, sequences one behind the other without padding:
+    The names, for tensors [tokens, columns] of the pass (the sequences concatenated, without padding):
 
     * "embed_tokens", "norm" and, only for the last token of each sequence, "lm_head", with layer_index -1;
     * for each layer "input_layernorm", "q_proj", "k_proj", "v_proj", "o_proj", "self_attn", "post_attention_layernorm",
-      "gate_proj", "up_proj", "down_proj", "mlp", each the result of the module that transformers calls so, and "layer",
+      "gate_proj", "up_proj", "down_proj", "mlp", each the result of the transformers module of that name, and "layer",
       the result of the whole layer;
-    * where a model has them "q_norm" and "k_norm" [tokens, heads, head_dim].
+    * if a model has them, "q_norm" and "k_norm" [tokens, heads, head_dim].
 
-    A pass without callbacks skips the parts of its last layer that no logits need: last bits of logits may differ.
+    A pass without callbacks skips the parts of its last layer that logits do not need, so their last bits may differ.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class HookRegistry:
         """Call a function with a tensor in every pass from the next on.
 
         Args:
-            name: The tensor's; it may have several callbacks.
-            callback: Called as callback(name, tensor, layer_index) in the order of the computation. The tensor is a
-                copy on the engine's device, torch's or infinicore's as input_ids are. What it raises comes out of
-                forward, whose tokens are lost, and no callback is called in between; where several ranks share the
-                model, they finish the pass first.
+            name: The tensor's name; it may have several callbacks.
+            callback: Called as callback(name, tensor, layer_index) in the order of computation. The tensor is a copy on
+                the engine's device, torch's or infinicore's as input_ids are. Exceptions of it are raised by forward,
+                whose tokens are lost, and no further callback is called; if several ranks share the model, they finish
+                the pass first.
 
         Raises:
             TypeError: For a callback that cannot be called.
@@ -56,11 +56,11 @@ class HookRegistry:
         self._callbacks.clear()
 
     def has_hooks(self) -> bool:
-        """Return whether there is a callback."""
+        """Return whether there are callbacks."""
         return bool(self._callbacks)
 
     def check(self, model: Llama) -> None:
-        """Raise ValueError if a callback's tensor is not one of the model's."""
+        """Raise ValueError if a callback's name is not one of the model's tensors."""
         names = [name for name in NAMES if model.config.qk_norm or name not in ("q_norm", "k_norm")]
         for name in self._callbacks:
             if name not in names:
@@ -94,14 +94,14 @@ def tapped(model: Llama, registry: HookRegistry | None, convert: Callable[[Tenso
     """Attach the registry's callbacks to the model for the body.
 
     Args:
-        convert: Makes of a torch tensor what the callbacks get.
+        convert: Converts a torch tensor for the callbacks.
     """
     if registry is None or not registry.has_hooks():
         yield
         return
     registry.check(model)
     callbacks = {name: list(callbacks) for name, callbacks in registry._callbacks.items()}
-    # Other ranks wait for this one within the pass: an exception may not leave it before they are through.
+    # Other ranks wait for this one within the pass: an exception must not leave it before they have finished.
     tap = _Tap(callbacks, convert, defers_errors=model.tp_group is not None)
     try:
         tap.attach(model)
@@ -149,14 +149,14 @@ class _Tap:
         for handle in self._handles:
             handle.remove()
         for norm in self._norms:
-            vars(norm).pop("after", None)  # a callback may have run a pass of its own
+            vars(norm).pop("after", None)  # a callback may have run a pass itself
 
     def _call(self, name: str, tensor: Tensor, layer: int) -> None:
         for callback in self._callbacks.get(name, ()):
             if self.error is not None:
                 return
             try:
-                callback(name, self._convert(tensor.clone()), layer)  # memory of the pass may be written again
+                callback(name, self._convert(tensor.clone()), layer)  # the pass may overwrite the memory
             except Exception as error:
                 if not self._defers_errors:
                     raise
@@ -177,7 +177,7 @@ class _Tap:
             self._handles.append(module.register_forward_hook(call))
 
     def _norm(self, norm: RMSNorm, layer: int, name: str, before: int = -1) -> None:
-        """Hook a norm, also its fused form, which torch's hooks miss; its sum is the result of layer `before`."""
+        """Hook a norm, including its fused form, which torch's hooks miss; its sum is the result of layer `before`."""
         self._result(norm, layer, name)
 
         def after(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:

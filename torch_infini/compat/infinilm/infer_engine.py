@@ -1,6 +1,6 @@
-"""InferEngine as scripts use it: made from a model folder, forward with keywords, and generate.
+"""InferEngine in the form that scripts use: created from a model folder, forward with keywords, and generate.
 
-generate is a loop over forward, which is that of the low-level engine.
+generate is a loop over forward, which is the low-level engine's.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class GenerationConfig:
     """How prompts are continued.
 
     Attributes:
-        max_new_tokens: At most so many; None: as many as the cache and the model's positions hold.
-        temperature: What logits are divided by; 0: the most likely token always.
-        top_k: Draw among so many most likely tokens; 0: no limit; 1: the most likely token always.
+        max_new_tokens: The most new tokens; None: as many as the cache and the model's positions hold.
+        temperature: The divisor of logits; 0: always the most likely token.
+        top_k: Draw among this many most likely tokens; 0: no limit; 1: always the most likely token.
         top_p: Draw among the most likely tokens that hold this share of the probability.
         eos_token_id: Tokens that end a continuation; None: the model's.
         stop_on_eos: Whether they do.
-        seed: Of random numbers; each row's follow from it. None: forward's fixed number, the same tokens in each call.
+        seed: The seed of random numbers, from which each row's follow. None: forward's fixed number, the same tokens in
+            each call.
     """
 
     max_new_tokens: int | None = None
@@ -57,29 +58,29 @@ class GenerationConfig:
 
 
 class InferEngine(LowLevelEngine):
-    """The low-level engine for a model folder. It reads the folder's config; the parameters come afterwards.
+    """The low-level engine for a model folder. It reads the folder's config; the parameters are loaded afterwards.
 
-    modeling_utils.load_model_state_dict_by_file reads the folder's safetensors into it, and from_pretrained makes an
-    engine with its parameters. The low-level engine says what a pass without them does.
+    modeling_utils.load_model_state_dict_by_file loads the folder's safetensors, and from_pretrained makes an engine
+    with its parameters. The low-level engine documents a pass without them.
 
     Args:
         model_path: A Hugging Face folder on this machine, or a LlamaConfig.
-        device: As device_type of the low-level engine.
-        distributed_config: As there.
-        cache_config: As there.
-        dtype: Of parameters and activations, torch's or infinicore's, or its name; None: the config's.
+        device: As the low-level engine's device_type.
+        distributed_config: As in the low-level engine.
+        cache_config: As in the low-level engine.
+        dtype: The dtype of parameters and activations, torch's or infinicore's, or its name; None: the config's.
 
     Attributes:
         config: The LlamaConfig.
         dtype: infinicore's dtype of parameters and activations.
-        device: The infinicore.device where the model is.
+        device: The model's infinicore.device.
         enable_paged_attn: Whether the cache is paged.
         use_cache: Kept for callers that set it; a pass always uses the cache.
 
     Raises:
-        FileNotFoundError: For a config.json or file that is not there.
-        ValueError: For a model that is not served, or safetensors that do not fit its config.
-        What the low-level engine raises.
+        FileNotFoundError: For a config.json or file that does not exist.
+        ValueError: For an unsupported model, or safetensors that do not fit its config.
+        The errors of the low-level engine.
     """
 
     def __init__(
@@ -119,9 +120,9 @@ class InferEngine(LowLevelEngine):
         """Make an engine with the parameters of a model folder.
 
         Args:
-            model_path: As of the class. A folder without safetensors leaves the parameters to load_param.
-            device, dtype, distributed_config, cache_config: As of the class.
-            backend: "cpp" or "python", InfiniLM's two implementations; both are this engine.
+            model_path: As for the class. For a folder without safetensors the parameters must be set by load_param.
+            device, dtype, distributed_config, cache_config: As for the class.
+            backend: "cpp" or "python", InfiniLM's two implementations; both mean this engine.
 
         Raises:
             ValueError: For another backend; otherwise as the class.
@@ -154,15 +155,15 @@ class InferEngine(LowLevelEngine):
         """Compute the new tokens of all rows, and the next token of each.
 
         Args:
-            input_ids: The new tokens, infinicore's or torch's, as Input takes them; or an Input, and nothing else.
-            position_ids, input_offsets, block_tables, slot_mapping: As of Input.
-            past_kv_lengths, total_kv_lengths: Its past_sequence_lengths and total_sequence_lengths.
-            temperature, top_k, top_p: As of Input; None: 1.0, 1 and 1.0.
-            seed: As of the low-level engine's forward.
+            input_ids: The new tokens, infinicore's or torch's, as in Input; or an Input, without other arguments.
+            position_ids, input_offsets, block_tables, slot_mapping: As in Input.
+            past_kv_lengths, total_kv_lengths: Input's past_sequence_lengths and total_sequence_lengths.
+            temperature, top_k, top_p: As in Input; None: 1.0, 1 and 1.0.
+            seed: As in the low-level engine's forward.
 
         Returns:
-            The next token of each row, [rows] int64 on the CPU, torch's where input_ids are and infinicore's otherwise;
-            for an Input an Output.
+            The next token of each row, [rows] int64 on the CPU, torch's if input_ids are, else infinicore's; for an
+            Input an Output.
 
         Raises:
             TypeError: For an Input with other arguments; otherwise as the low-level engine's forward.
@@ -183,7 +184,7 @@ class InferEngine(LowLevelEngine):
             if given:
                 raise TypeError(f"{_NAME}.forward: an Input must come alone, got {', '.join(given)} beside it")
             return super().forward(input_ids, seed=seed)
-        more["top_k"] = 1 if top_k is None else top_k  # also where no name of the newer set says so
+        more["top_k"] = 1 if top_k is None else top_k  # even if no name of the newer set is used
         output: Output = super().forward(Input(input_ids, **more), seed=seed)
         tokens = output.output_ids
         return tokens if len(tokens.shape) == 1 else tokens.view([tokens.shape[0]])
@@ -200,25 +201,25 @@ class InferEngine(LowLevelEngine):
     ) -> list[Any]:
         """Continue prompts, by forward.
 
-        Its cache is that of forward, from the first row or block on: sequences of the caller's are dropped. Rows that
-        do not fit into it together are computed one group behind the other.
+        It uses forward's cache, from the first row or block on: the caller's sequences are dropped. If the rows do not
+        all fit into the cache, they are computed in groups, one after the other.
 
         Args:
             input_ids: [rows, length], infinicore's or torch's, or a list of token ids for each row, of any lengths.
             generation_config: For all rows; None: GenerationConfig().
             tokenizer: Its eos_token_id ends rows, if neither the settings nor the model have one.
-            _measure_and_log_time: Whether a line with the times of prefill and decode is printed.
-            paged_block_size: Without effect: blocks have the block_size of cache_config.
-            **settings: Fields of GenerationConfig, in place of generation_config's.
+            _measure_and_log_time: Whether to print a line with the times of prefill and decode.
+            paged_block_size: Has no effect: blocks have the block_size of cache_config.
+            **settings: Fields of GenerationConfig that override generation_config's.
 
         Returns:
-            For each step the tokens of all rows, [rows] int64 on the CPU: torch's where input_ids are, infinicore's
-            otherwise. There are as many steps as the longest row has new tokens; a row that ended before repeats its
-            last token, which is the end token if one ended it.
+            For each step the tokens of all rows, [rows] int64 on the CPU: torch's if input_ids are, else infinicore's.
+            There are as many steps as the longest row has new tokens; a row that has ended repeats its last token,
+            which is the end token if one ended it.
 
         Raises:
-            TypeError: For a setting that is none, or input_ids of another kind.
-            ValueError: For prompts or settings that cannot be served.
+            TypeError: For an unknown setting, or input_ids of another type.
+            ValueError: For invalid prompts or settings.
             RuntimeError: If parameters are missing, or as forward.
         """
         where = f"{_NAME}.generate"
@@ -253,27 +254,27 @@ class InferEngine(LowLevelEngine):
         return [table.narrow(0, i, 1).squeeze(0) for i in range(steps)]
 
     def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
-        """As the low-level engine's."""
+        """As in the low-level engine."""
         super().reset_cache(cache_config)
         self.enable_paged_attn = isinstance(self.get_cache_config(), PagedKVCacheConfig)
 
     def state_dict_keyname(self) -> list[str]:
-        """The names of the parameters."""
+        """Return the names of the parameters."""
         return list(self._rank.slots)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool | None = None) -> tuple[list[str], list[str]]:
-        """Set parameters by name, as load_param does.
+        """Set parameters by name, as load_param.
 
         Args:
             state_dict: Tensors by Hugging Face names, infinicore's or torch's.
-            strict: True: names that are missing or unknown are an error, and nothing is set. None: only unknown ones
-                are, so that a checkpoint may come file by file. False: unknown names are left out.
+            strict: True: missing or unknown names are an error, and nothing is set. None: only unknown names are an
+                error, so that a checkpoint can be loaded file by file. False: unknown names are ignored.
 
         Returns:
-            (missing names, unknown names), as of infinicore.nn.Module.
+            (missing names, unknown names), as in infinicore.nn.Module.
 
         Raises:
-            RuntimeError: For names as strict says.
+            RuntimeError: For missing or unknown names, depending on strict.
             ValueError, TypeError: As load_param.
         """
         known = {name for name in state_dict if name in self._rank.slots or self._rank.has_elsewhere(name)}
@@ -289,7 +290,7 @@ class InferEngine(LowLevelEngine):
 
 
 def _prompts(where: str, input_ids: Any) -> list[list[Any]]:
-    """The prompts of generate, a list for each."""
+    """Return the prompts of generate, one list each."""
     found = as_torch(input_ids)
     if isinstance(found, Tensor):
         if found.dim() != 2 or found.dtype not in (torch.int64, torch.int32):
@@ -308,10 +309,10 @@ def _prompts(where: str, input_ids: Any) -> list[list[Any]]:
 def _checked(
     where: str, prompts: Sequence[Sequence[Any]], params: SamplingParams, vocabulary: int, room: int
 ) -> list[PromptRow]:
-    """The rows of prompts, none of which has more than `room` tokens at the end; ValueError before one is computed."""
+    """Return the rows of the prompts; ValueError, before any is computed, if one leaves no room for a new token."""
     seeds = [None] * params.n if params.seed is None else resolve_seeds(params)
     rows = []
-    for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=False)):  # a seed without a prompt, if there are none
+    for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=False)):  # without prompts there is a seed too many
         name = f"{where}: input_ids[{i}]"
         tokens = plain_ids(name, prompt, vocabulary)
         if not 1 <= len(tokens) < room:
@@ -325,7 +326,7 @@ def _checked(
 
 
 def _ends(g: GenerationConfig, of_model: Sequence[int], tokenizer: Any) -> Sequence[int]:
-    """The tokens that end a row."""
+    """Return the tokens that end a row."""
     if not g.stop_on_eos:
         return ()
     if g.eos_token_id is not None:

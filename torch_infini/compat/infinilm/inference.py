@@ -1,4 +1,4 @@
-"""InferEngine: InfiniLM's engine. The caller keeps track of sequences and blocks; forward computes an Input.
+"""InferEngine: InfiniLM's engine. The caller manages sequences and blocks; forward computes an Input.
 
 All state is in `_Rank`, so that attributes of a caller's subclass cannot collide with it.
 """
@@ -32,30 +32,31 @@ from .inputs import WHERE, paged_batch, static_batch
 from .sampling import by_fixed_number, drawn, each_seed, settings
 
 _NAME = "infinilm.InferEngine"
-_SHOWN = 10  # names that an error gives
+_SHOWN = 10  # names listed in an error
 _SCALE = 0.02  # standard deviation of random weights
 
 
 class InferEngine:
-    """A model whose parameters and inputs come from the caller. Threads may call it at once; passes are serialised.
+    """A model whose parameters and inputs come from the caller. Threads may call it concurrently; passes are
+    serialized.
 
-    A pass with one new token per row is recorded at the first call with its number of rows, and then replayed.
+    A pass with one new token per row is recorded at the first call with that number of rows, and then replayed.
 
     Args:
         config: The model's sizes.
-        distributed_config: The devices of the tensor-parallel group. On NVIDIA one, by its number. On the CPU they are
-            processes: under torchrun its processes, which all make the same calls; otherwise this process and workers
-            that it starts, which divide its threads among themselves.
-        device_type: Where the model is: a device of torch's or of InfiniCore's, its type, its name, or a number of
-            infinicore.h (0: CPU, 1: NVIDIA). None: infinicore's current device, and the CPU without infinicore.
-        cache_config: How keys and values are kept. None: as StaticKVCacheConfig(), whose memory is taken when the first
-            pass needs it.
+        distributed_config: The devices of the tensor-parallel group. For NVIDIA one device, by its number. On the CPU
+            they are processes: under torchrun its processes, which all make the same calls; otherwise this process and
+            workers that it starts, which divide this process's threads among themselves.
+        device_type: The model's device: torch's or InfiniCore's device, its type, its name, or a number of infinicore.h
+            (0: CPU, 1: NVIDIA). None: infinicore's current device, or the CPU without infinicore.
+        cache_config: How keys and values are stored. None: as StaticKVCacheConfig(), whose memory is allocated when the
+            first pass needs it.
 
     Raises:
-        ValueError: For a config that validate() finds wrong, a device that is not there, or bytes too few for a block.
-        TypeError: For a config of another kind.
-        NotImplementedError: For more than one device of NVIDIA's.
-        MemoryError: For a cache that memory cannot hold.
+        ValueError: For a config that validate() rejects, a device that does not exist, or too few bytes for a block.
+        TypeError: For a config of another type.
+        NotImplementedError: For more than one NVIDIA device.
+        MemoryError: For a cache that does not fit into memory.
 
     Example:
         >>> engine = InferEngine(AutoConfig.from_pretrained(folder), cache_config=StaticKVCacheConfig(4, 512))
@@ -102,11 +103,11 @@ class InferEngine:
             name: The Hugging Face name: "model.layers.0.self_attn.q_proj.weight". "lm_head.weight" of a tied embedding
                 and a checkpoint's "inv_freq" are accepted and ignored.
             param: The whole tensor, infinicore's or torch's, of any floating dtype, or an object with one as
-                `_underlying`. Its values are copied to where passes read them; otherwise it is not copied.
+                `_underlying`. Its values are copied to the memory that passes read; no other copy is made.
 
         Raises:
-            ValueError: For a name, shape or dtype that is not the model's.
-            TypeError: For a name that is no string, or no tensor.
+            ValueError: For a name, shape or dtype that does not fit the model.
+            TypeError: For a name that is not a string, or a param that is not a tensor.
         """
         self._rank.load(name, param)
 
@@ -114,8 +115,8 @@ class InferEngine:
         """Return the parameters by name as infinicore tensors.
 
         Returns:
-            A dict for each device that this process serves, with the parts that are there. Those of this process are
-            views of the memory that passes read, those of others copies.
+            A dict for each device that this process serves, with that device's shards. Those of this process are views
+            of the memory that passes read, those of others copies.
         """
         others = [] if self._rank.workers is None else self._rank.workers.call("state")
         return [{name: as_infinicore(x) for name, x in state.items()} for state in (self._rank.state(), *others)]
@@ -128,22 +129,22 @@ class InferEngine:
         0.1 * min(sum of the top_k first, top_p); otherwise torch_infini.ops.random_sample draws it.
 
         Args:
-            input: What to compute, and how the tokens are chosen.
-            seed: For real random numbers: one for all rows, or one for each. The place in a row's stream is the length
-                of its sequence, so that the same seed serves all of its passes; rows of one length that share a seed
-                share the random number.
+            input: The tokens to compute, and how the next ones are chosen.
+            seed: For real random numbers: one for all rows, or one per row. The offset in a row's stream is the length
+                of its sequence, so the same seed serves all of its passes; rows of equal length that share a seed share
+                the random number.
 
         Returns:
-            The tokens: [rows, 1], or [rows] where the input has the newer vocabulary. They are torch's where input_ids
-            are, otherwise infinicore's.
+            The tokens: [rows, 1], or [rows] if the input uses the newer names. They are torch's if input_ids are,
+            otherwise infinicore's.
 
         If no parameter was loaded at all, the first call warns and fills them with random numbers, the same in every
         process, for benchmarks.
 
         Raises:
-            TypeError, ValueError: For an input that cannot be served; nothing is computed then.
+            TypeError, ValueError: For an invalid input; nothing is computed then.
             RuntimeError: If some parameters are missing, the logits are not finite, or a worker has ended.
-            What a callback of a HookRegistry raises.
+            The exceptions of a HookRegistry's callbacks.
         """
         if not isinstance(input, inputs.Input):
             raise TypeError(f"{WHERE}: input must be an InferEngine.Input, got {type(input).__name__}")
@@ -156,7 +157,7 @@ class InferEngine:
 
         Args:
             cache_config: The new config; memory is reallocated, after the old memory is freed, only if the sizes
-                differ. None: the config stays.
+                differ. None: keep the config.
 
         Raises:
             ValueError, TypeError, MemoryError: As the constructor.
@@ -170,7 +171,7 @@ class InferEngine:
         return self._rank.cache_config
 
     def register_hooks(self, registry: HookRegistry | None) -> None:
-        """Call a registry's callbacks, also those registered later, in every pass; None: stop.
+        """Call a registry's callbacks, including those registered later, in every pass; None: stop.
 
         Raises:
             ValueError: If a callback's tensor is not one of the model's; forward checks those registered later.
@@ -185,7 +186,8 @@ class InferEngine:
 
 
 class _Rank(Worker):
-    """The state of one rank: its shard of the model, the parameters that are missing, and the cache. Rank 0 sends its
+    """The state of one rank: its shard of the model, the names of missing parameters, and the cache. Rank 0 sends
+    its
     calls to its workers."""
 
     def __init__(
@@ -273,7 +275,7 @@ class _Rank(Worker):
         self.missing.clear()
 
     def has_elsewhere(self, name: str) -> bool:
-        """Return whether a checkpoint's tensor follows from the config, or shares another one's memory."""
+        """Return whether a checkpoint's tensor follows from the config, or shares another tensor's memory."""
         return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and self.model.shares_embedding)
 
     def reset(self, config: CacheConfig | None, send: bool = True) -> None:
@@ -281,7 +283,7 @@ class _Rank(Worker):
         blocks, size = self.sizes(config)
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
-            self.cache = cache = self.steps = None  # frees its memory before the new one's is allocated
+            self.cache = cache = self.steps = None  # frees its memory before the new cache's is allocated
             try:
                 self.cache = self.model.new_cache(blocks, size)
             except (RuntimeError, OSError, OverflowError) as error:
@@ -291,7 +293,7 @@ class _Rank(Worker):
             if send and self.workers is not None:
                 refusals = list(filter(None, self.workers.call("try_reset", without_subclass(config))))
                 if refusals:
-                    self.cache = None  # the workers may have none; the next pass makes all of them
+                    self.cache = None  # the workers may have none; the next pass creates all of them
                     raise MemoryError(refusals[0])
         elif send and self.workers is not None:
             self.workers.send("reset", without_subclass(config))
@@ -307,7 +309,7 @@ class _Rank(Worker):
         return ""
 
     def sizes(self, config: CacheConfig) -> tuple[int, int]:
-        """Blocks, and tokens in a block: for a static cache the rows and their length."""
+        """The number of blocks and tokens per block; for a static cache the rows and their length."""
         c = self.model.config
         if isinstance(config, StaticKVCacheConfig):
             length = config.max_cache_len()
@@ -344,7 +346,7 @@ class _Rank(Worker):
         rows = settings(WHERE, n, input.temperature, input.top_k, input.top_p)
         seeds = None if seed is None else each_seed(WHERE, n, seed)
         lengths, starts = batch.seq_lens, batch.cum_seq_lens_q
-        if static:  # if the pass fails, it may have overwritten the tokens behind
+        if static:  # if the pass fails, it may have overwritten the tokens after these
             self.cached[:n] = lengths - (1 if starts is None else starts.diff())
         tapped_by = self.hooks if self.hooks is not None and self.hooks.has_hooks() else None
         whole = tapped_by is not None
@@ -355,7 +357,7 @@ class _Rank(Worker):
                     logits = self.compute(batch, whole)
             else:
                 if self.model.tp_group is not None and starts is not None:
-                    whole = self.model.tp_group.any(whole)  # under torchrun each rank has hooks of its own
+                    whole = self.model.tp_group.any(whole)  # under torchrun each rank has its own hooks
                 logits = self.compute(batch, whole)
         if static:
             self.cached[:n] = lengths
@@ -364,7 +366,7 @@ class _Rank(Worker):
 
     @torch.no_grad()
     def compute(self, batch: Batch, whole: bool) -> Tensor:
-        """Compute the logits behind the last token of each row.
+        """Compute the logits of the last token of each row.
 
         Args:
             whole: Run the modules on all tokens, for hooks of this rank or another.
@@ -380,7 +382,8 @@ class _Rank(Worker):
         if self.steps is None:
             self.steps = DecodeSteps(self.model, self.cache)
         rows, blocks = batch.block_tables.shape
-        step = self.steps.step(rows, power_of_two(blocks))  # tables grow: not every width needs a step of its own
+        # Tables grow, so round up: not every width needs its own step.
+        step = self.steps.step(rows, power_of_two(blocks))
         step.inputs.copy_(torch.stack((batch.tokens, batch.positions, batch.slot_mapping, batch.seq_lens)))
         step.tables[:, :blocks] = batch.block_tables
         return step.run()
@@ -393,7 +396,7 @@ def _on(device: torch.device, batch: Batch) -> Batch:
 
 
 def _instance(name: str, value: Any, kind: type) -> Any:
-    """Return the value, or the object under its `_underlying`, as an instance of a class; else raise TypeError."""
+    """Return the value, or the object in its `_underlying`, as an instance of a class; else raise TypeError."""
     for candidate in (value, underlying(value)):
         if isinstance(candidate, kind):
             return candidate

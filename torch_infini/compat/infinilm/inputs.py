@@ -1,6 +1,6 @@
 """InferEngine.Input, with both of InfiniLM's sets of argument names, and its conversion to a torch_infini.nn.Batch.
 
-A static cache is one with a block for each row; there rows may be of unequal length, with padding behind them.
+A static cache is one with a block per row; its rows may be of unequal length, followed by padding.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ class Input:
     `_underlying`. The result is of the kind of input_ids.
 
     There are two sets of names for lengths. A call with `past_sequence_lengths`, `total_sequence_lengths` or
-    `input_offsets` uses the newer set: top_k is then 1 by default, and output_ids is [rows]. In the older set top_k is
-    50 by default, and output_ids is [rows, 1]. One of several lengths that determine each other is enough. By position
-    the arguments are the newer set's; those of the older one are given by name. All are attributes, to read and to set.
+    `input_offsets` uses the newer set: top_k then defaults to 1, and output_ids is [rows]. In the older set top_k
+    defaults to 50, and output_ids is [rows, 1]. Of lengths that determine each other, one is enough. Positional
+    arguments are the newer set's; those of the older set are keyword-only. All are attributes that can be read and set.
 
     Args:
-        input_ids: Static cache: [rows, length]. Paged: [1, tokens], the new tokens of all rows, one behind the other.
-        position_ids: Of the same shape, or [tokens]: the place of each token in its sequence; None: as the lengths say.
-        past_sequence_lengths: [rows], tokens of each row that are in the cache; None: as position_ids say.
-        total_sequence_lengths: [rows], cached and new tokens together.
-        input_offsets: [rows + 1], from 0: where each row's new tokens begin.
-        block_tables: [rows, blocks], for a paged cache: the blocks of each row in order, -1 where there is none.
-        slot_mapping: [tokens], for a paged cache: block * block_size + row of each new token; None: as block_tables
-            say.
-        cache_lengths: past_sequence_lengths, in the older vocabulary.
-        input_lengths: [rows], new tokens of each row; None: for a static cache as many as input_ids has columns, for
-            a paged one 1, or all for a single row.
-        temperature: At least 0; a number, or one for each row (so the next two); None: 1.0.
-        top_k: Below 1: no limit; None: 50 or 1, as above.
+        input_ids: Static cache: [rows, length]. Paged: [1, tokens], the new tokens of all rows, concatenated.
+        position_ids: Of the same shape, or [tokens]: the position of each token in its sequence; None: derived from the
+            lengths.
+        past_sequence_lengths: [rows], tokens of each row in the cache; None: derived from position_ids.
+        total_sequence_lengths: [rows], cached plus new tokens.
+        input_offsets: [rows + 1], from 0: where each row's new tokens start.
+        block_tables: [rows, blocks], for a paged cache: the blocks of each row in order, padded with -1.
+        slot_mapping: [tokens], for a paged cache: block * block_size + row of each new token; None: derived from
+            block_tables.
+        cache_lengths: past_sequence_lengths, in the older set.
+        input_lengths: [rows], new tokens of each row; None: for a static cache as many as input_ids has columns, for a
+            paged one 1, or all for a single row.
+        temperature: At least 0; a number, or one per row (likewise the next two); None: 1.0.
+        top_k: Below 1: no limit; None: 50 or 1, see above.
         top_p: At least 0; 1 or more: no limit; None: 1.0.
 
     Raises:
-        ValueError: For an argument of another name.
+        ValueError: For an argument with an unknown name.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class Output:
     """The result of a forward pass.
 
     Attributes:
-        output_ids: The next token of each row, int64 on the CPU: [rows, 1], or [rows], as Input says. An
-            infinicore.Tensor, or a torch.Tensor where input_ids are one. May be set.
+        output_ids: The next token of each row, int64 on the CPU: [rows, 1] or [rows], see Input. An infinicore.Tensor,
+            or a torch.Tensor if input_ids is one. Can be set.
     """
 
     def __init__(self, output_ids: Any = None) -> None:
@@ -122,8 +123,8 @@ def static_batch(input: Input, cached: Tensor, length: int, vocabulary: int, pos
     Args:
         input: The first dimension of its tensors may be smaller than the cache's.
         cached: [rows], the number of tokens in each row of the cache.
-        length: Tokens of a row of the cache.
-        vocabulary, positions: The model's.
+        length: Tokens per row of the cache.
+        vocabulary, positions: The model's sizes.
 
     Raises:
         TypeError, ValueError: For an input that does not fit.
@@ -154,7 +155,7 @@ def static_batch(input: Input, cached: Tensor, length: int, vocabulary: int, pos
 
 
 def paged_batch(input: Input, blocks: int, block_size: int, vocabulary: int, positions: int) -> Batch:
-    """Convert an input for a paged cache of `blocks` blocks to a batch; otherwise as static_batch."""
+    """Convert an input for a paged cache of `blocks` blocks to a batch; otherwise like static_batch."""
     ids = _tensor(input, "input_ids", None, flat=True)
     if ids is None:
         _fail("input_ids", "be given", "None")
@@ -209,10 +210,10 @@ def _lengths(
     first: Callable[[Tensor], Tensor | None],
     tokens: int | None = None,
 ) -> tuple[Tensor, Tensor, str]:
-    """Compute the numbers of cached and of new tokens of each row from whichever lengths are given, and their name.
+    """Compute the numbers of cached and new tokens of each row, and the name of the lengths they were derived from.
 
     Args:
-        input: As given.
+        input: The input.
         rows: The number of rows.
         usual: The new tokens of each row if the input does not determine them.
         first: Maps the new tokens of each row to the first position of each row, or to None.
@@ -252,7 +253,7 @@ def _lengths(
 
 
 def _past(input: Input) -> str:
-    """The input's name for cache_lengths."""
+    """Return the input's name for cache_lengths."""
     return "past_sequence_lengths" if input.names_newer_lengths else "cache_lengths"
 
 

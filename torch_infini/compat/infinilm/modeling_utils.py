@@ -1,4 +1,4 @@
-"""Parameters of model folders: into an InferEngine or a model written in Python, or as a dict of tensors.
+"""Loads the parameters of model folders into an InferEngine or a model written in Python, or as a dict of tensors.
 
 An engine reads the files itself, in parts; a model of infinicore.nn gets infinicore tensors through load_state_dict.
 """
@@ -20,25 +20,25 @@ _NAME = "infinilm.modeling_utils"
 
 
 def load_model_state_dict_by_file(model: Any, model_path: str | Path, dtype: Any = None) -> None:
-    """Load the parameters of a model folder, a file at a time.
+    """Load the parameters of a model folder, one file at a time.
 
     Args:
         model: An InferEngine, or a model with state_dict() and load_state_dict() such as an infinicore.nn.Module.
         model_path: A Hugging Face folder on this machine.
-        dtype: That parameters are converted to, torch's or infinicore's, or its name; an engine's own. None: the
-            engine's, or the file's.
+        dtype: The dtype that parameters are converted to, torch's or infinicore's, or its name; for an engine it must
+            be the engine's. None: the engine's, or the file's.
 
     Raises:
         FileNotFoundError: If files are missing.
-        ValueError: If a file is corrupt or dtype not the engine's, and for an engine if tensors are missing, too many,
-            or of another shape; nothing is loaded then.
-        RuntimeError: If tensors are missing or too many for another model; nothing is loaded then.
+        ValueError: If a file is corrupt or dtype is not the engine's; for an engine also if tensors are missing,
+            unknown, or of another shape; nothing is loaded then.
+        RuntimeError: For other models, if tensors are missing or unknown; nothing is loaded then.
     """
     _load(f"{_NAME}.load_model_state_dict_by_file", model, Path(model_path), dtype, whole_files=True)
 
 
 def load_model_state_dict_by_tensor(model: Any, model_path: str | Path, dtype: Any = None) -> None:
-    """Load the parameters of a model folder, a tensor at a time; otherwise as load_model_state_dict_by_file."""
+    """Load the parameters of a model folder, one tensor at a time; otherwise like load_model_state_dict_by_file."""
     _load(f"{_NAME}.load_model_state_dict_by_tensor", model, Path(model_path), dtype, whole_files=False)
 
 
@@ -48,10 +48,10 @@ def get_model_state_dict(model_path: str | Path, device: Any = None, dtype: Any 
     Args:
         model_path: A Hugging Face folder on this machine.
         device: An infinicore.device or its name; None: the CPU.
-        dtype: That floating tensors are converted to; None: as they are.
+        dtype: The dtype that floating-point tensors are converted to; None: unchanged.
 
     Returns:
-        infinicore tensors by name, with "lm_head.weight" where the config ties it to the embedding.
+        infinicore tensors by name, including "lm_head.weight" if the config ties it to the embedding.
 
     Raises:
         FileNotFoundError, ValueError: As load_model_state_dict_by_file.
@@ -68,10 +68,10 @@ def get_model_state_dict(model_path: str | Path, device: Any = None, dtype: Any 
 
 
 def check_parameters(model_keys: Iterable[str], already_loaded_keys: Iterable[str]) -> None:
-    """Compare a model's names with those of the tensors that were found for it.
+    """Compare a model's names with those of the given tensors.
 
     Raises:
-        RuntimeError: If they differ; all names are in it.
+        RuntimeError: If they differ; the message lists all names.
     """
     expected, found = set(model_keys), set(already_loaded_keys)
     wrong = [
@@ -123,7 +123,7 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _is_tied(folder: Path, names: Iterable[str]) -> bool:
-    """Whether a checkpoint leaves out the head because it is the embedding."""
+    """Return whether a checkpoint omits the head because it is the embedding."""
     path = folder / "config.json"
     held = set(names)
     ties = path.is_file() and bool(read_object(path).get("tie_word_embeddings", False))

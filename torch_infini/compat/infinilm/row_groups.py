@@ -1,4 +1,4 @@
-"""The loop of InferEngine.generate: groups of rows that fit into the cache together, each computed by forward."""
+"""The loop of InferEngine.generate: groups of rows that fit into the cache together are computed by forward."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .convert import as_torch
 
 @dataclass(eq=False)
 class PromptRow:
-    """A prompt and the tokens behind it.
+    """A prompt and its new tokens.
 
     Attributes:
-        tokens: The prompt's, then the new ones.
-        prompt: How many are the prompt's.
+        tokens: The prompt's tokens, then the new ones.
+        prompt: The number of prompt tokens.
         end: The most tokens that the row may have.
-        seed: Of its random numbers; None: InfiniLM's fixed number.
+        seed: The seed of its random numbers; None: InfiniLM's fixed number.
         ended: Whether it is complete.
     """
 
@@ -45,7 +45,7 @@ class PromptRow:
 
 @dataclass
 class Times:
-    """Seconds and new tokens of the first pass of each group, and of the passes behind it."""
+    """Seconds and new tokens of the first pass of each group, and of the later passes."""
 
     prefill: float = 0.0
     decode: float = 0.0
@@ -63,12 +63,12 @@ class Times:
 
 
 def groups(rows: Sequence[PromptRow], blocks: int, block_size: int | None) -> Iterator[Sequence[PromptRow]]:
-    """Yield rows in order, as many at a time as the cache has room for.
+    """Yield groups of rows in order, as many rows at a time as fit into the cache.
 
     Args:
-        rows: Each fits into the cache alone.
+        rows: Each must fit into the cache alone.
         blocks: The blocks of a paged cache, or the rows of a static one.
-        block_size: Of a paged cache; None: a static one.
+        block_size: For a paged cache; None: static.
     """
     start = used = 0
     for i, row in enumerate(rows):
@@ -91,16 +91,16 @@ def complete(
 ) -> None:
     """Append the new tokens of a group, all rows in each pass.
 
-    A row that ended stays in the batch, because a static cache has it at its place: its last token is computed again,
-    and what comes out is dropped.
+    A row that has ended stays in the batch, because a static cache holds it at its index: its last token is computed
+    again, and the result is dropped.
 
     Args:
-        rows: The group; the cache's rows or blocks are theirs from the first one on.
-        block_size: As of groups.
+        rows: The group; it uses the cache's rows or blocks from the first one on.
+        block_size: As in groups.
         forward: InferEngine.forward, without its settings.
-        kind: Converts input_ids to what hooks get.
+        kind: Converts input_ids to the kind that hooks get.
         ends: Tokens that end a row.
-        times: What the passes took is added.
+        times: The times of the passes are added to it.
     """
     tables = {} if block_size is None else {"block_tables": _tables(rows, block_size)}
     past = [0] * len(rows)
@@ -136,7 +136,7 @@ def complete(
 
 
 def _tables(rows: Sequence[PromptRow], block_size: int) -> Tensor:
-    """Blocks for all tokens of each row, from block 0 on: [rows, blocks], -1 where there is none."""
+    """Return the blocks of each row's tokens, from block 0 on: [rows, blocks], padded with -1."""
     counts = torch.tensor([-(-row.end // block_size) for row in rows])
     column = torch.arange(int(counts.max()))
     return torch.where(column < counts[:, None], (counts.cumsum(0) - counts)[:, None] + column, -1)

@@ -1,6 +1,6 @@
-"""The tokens that InferEngine.forward gives: by a fixed number for a random one, as InfiniLM's are, or drawn.
+"""The tokens that InferEngine.forward returns: by a fixed number in place of a random one, as in InfiniLM, or drawn.
 
-Both are torch_infini.ops.random_sample's; random_sample_given takes the number.
+Both use torch_infini.ops.random_sample's kernel; random_sample_given takes the number.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from ...ops.random_sample import as_int64
 from .convert import underlying
 
-FIXED = 0.1  # what InfiniLM takes for a random number
+FIXED = 0.1  # InfiniLM's constant in place of a random number
 
 
 class Settings(NamedTuple):
-    """For each row: [rows] float32, int64, float32."""
+    """The settings of each row: [rows] float32, int64, float32."""
 
     temperature: Tensor
     top_k: Tensor
@@ -27,7 +27,7 @@ class Settings(NamedTuple):
 
 
 def settings(where: str, rows: int, temperature: Any, top_k: Any, top_p: Any) -> Settings:
-    """Each a number, or a list or tensor of one for each row; ValueError for what cannot be served."""
+    """Convert settings, each a number, or a list or tensor with one per row; ValueError for invalid values."""
     found = Settings(
         _each(where, "temperature", temperature, rows, torch.float32),
         _each(where, "top_k", top_k, rows, torch.int64),
@@ -59,7 +59,7 @@ def _each(where: str, name: str, value: Any, rows: int, dtype: torch.dtype) -> T
 
 
 def each_seed(where: str, rows: int, seed: Any) -> list[int]:
-    """One integer for each row, of any size; ValueError for what is none."""
+    """Convert to one integer per row, of any size; ValueError for other types."""
     seed = underlying(seed)
     seeds = seed.tolist() if isinstance(seed, Tensor) else seed
     seeds = [seeds] * rows if isinstance(seeds, int) else seeds
@@ -69,18 +69,18 @@ def each_seed(where: str, rows: int, seed: Any) -> list[int]:
 
 
 def by_fixed_number(logits: Tensor, rows: Settings, u: float = FIXED) -> Tensor:
-    """The tokens of torch_infini.ops.random_sample where its random number is u, in float32.
+    """Return the tokens of torch_infini.ops.random_sample if its random number is u, in float32.
 
     Args:
         logits: [n, vocabulary].
-        rows: Settings of n rows, on the CPU.
+        rows: The settings of n rows, on the CPU.
         u: From 0 to 1.
 
     Returns:
         [n] int64.
 
     Raises:
-        RuntimeError: For NaN, +infinity or nothing but -infinity in a row of logits.
+        RuntimeError: If a row of logits holds NaN or +infinity, or only -infinity.
     """
     temperature, top_k, top_p = rows
     if ((temperature == 0) | (top_k == 1) | (top_p == 0)).all():  # the first maxima, in one call
@@ -93,7 +93,7 @@ def by_fixed_number(logits: Tensor, rows: Settings, u: float = FIXED) -> Tensor:
 
 
 def drawn(logits: Tensor, rows: Settings, seeds: Sequence[int], offsets: Tensor) -> Tensor:
-    """Tokens [n] from random numbers: those of the rows' seeds, at offsets [n] int64 of their streams."""
+    """Return tokens [n] for random numbers: those of the rows' seeds, at offsets [n] int64 of their streams."""
     streams = (torch.tensor([as_int64(seed) for seed in seeds], dtype=torch.int64), offsets)
     device = logits.device
     tokens = torch.ops.infini.random_sample.default(logits, *(x.to(device).contiguous() for x in (*rows, *streams)))
@@ -101,7 +101,7 @@ def drawn(logits: Tensor, rows: Settings, seeds: Sequence[int], offsets: Tensor)
 
 
 def checked(tokens: Tensor) -> Tensor:
-    """The tokens; RuntimeError where one is below 0, by which CUDA's kernel says that a row cannot be sampled."""
+    """Return the tokens; RuntimeError if one is below 0, CUDA's code for a row that cannot be sampled."""
     if (tokens < 0).any():
         raise RuntimeError(_BAD)
     return tokens

@@ -1,7 +1,7 @@
 """ctypes bindings of libinfinirt and libinfiniop, with the tools that operator test scripts use.
 
-Those begin with `from torch_infini.compat.libinfiniop import *`. LIBINFINIOP is both libraries in one; numpy is
-needed for the tools.
+Those scripts begin with `from torch_infini.compat.libinfiniop import *`. LIBINFINIOP combines both libraries; the tools
+need numpy.
 """
 
 from .datatypes import InfiniDtype, InfiniDtypeNames

@@ -1,4 +1,4 @@
-"""InfiniDeviceEnum: the device types of the C ABI (infiniDevice_t), their names, and what torch calls them."""
+"""InfiniDeviceEnum: the device types of the C ABI (infiniDevice_t), their names, and torch's names for them."""
 
 from enum import IntEnum
 
@@ -23,7 +23,7 @@ InfiniDeviceNames: dict[InfiniDeviceEnum, str] = {
     for device in InfiniDeviceEnum
 }
 
-# Several vendors answer to "cuda" in torch; the way back leads to the first of them.
+# Several vendors are "cuda" in torch; the inverse map returns the first of them.
 torch_device_map: dict[InfiniDeviceEnum, str] = dict.fromkeys(InfiniDeviceEnum, "cuda") | {
     InfiniDeviceEnum.CPU: "cpu",
     InfiniDeviceEnum.CAMBRICON: "mlu",

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 
 
 class InfiniLib:
-    """Both libraries as one: a name is looked up in libinfiniop, then in libinfinirt."""
+    """Both libraries as one object: a name is looked up in libinfiniop, then in libinfinirt."""
 
     def __init__(self, librt: ctypes.CDLL, libop: ctypes.CDLL, root: Path = PACKAGE) -> None:
         self.librt = librt
@@ -33,13 +33,13 @@ class InfiniLib:
 
 
 def open_lib() -> InfiniLib:
-    """Load the libraries below $INFINI_ROOT, or where it is not set those that torch_infini itself has loaded.
+    """Load the libraries below $INFINI_ROOT, or, if it is not set, those that torch_infini itself has loaded.
 
     Returns:
-        The libraries, their functions' argtypes and restype set from the headers in $INFINI_ROOT/include.
+        The libraries; their functions' argtypes and restype are set from the headers in $INFINI_ROOT/include.
 
     Raises:
-        AssertionError: If a library or the headers, from which the signatures come, are not there.
+        AssertionError: If a library, or the headers with the signatures, are missing.
         ImportError: If torch_infini was built without the C interface.
     """
     given = os.environ.get("INFINI_ROOT")

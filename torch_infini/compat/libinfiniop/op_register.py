@@ -1,6 +1,6 @@
-"""OpRegister: gives every function of the libraries its ctypes signature, from the one table there is: the C headers.
+"""OpRegister: gives every function of the libraries its ctypes signature, which comes from the C headers alone.
 
-A script may add functions of its own library with @OpRegister.operator, as it does elsewhere.
+A script may add functions of its own library with @OpRegister.operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN: dict[str, Any] = {
 
 
 def ctype(type_: str, interface: Interface) -> Any:
-    """The ctypes type of a C type as headers.Argument states it; None for void."""
+    """Return the ctypes type of a C type as headers.Argument states it; None for void."""
     type_ = type_.removeprefix("const ")
     if type_ == "void":
         return None
@@ -48,14 +48,14 @@ def ctype(type_: str, interface: Interface) -> Any:
 class OpRegister:
     """Collects functions that configure a library, and calls them on it.
 
-    `registry` holds what scripts have added; the signatures of the libraries themselves come from their headers.
+    `registry` holds what scripts have added; the libraries' own signatures come from their headers.
     """
 
     registry: list[Callable[[Any], None]] = []
 
     @classmethod
     def operator(cls, op: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Decorator: `op` is called with the library when it is opened, and sets argtypes and restype of its own."""
+        """Register `op` (as a decorator): it is called with the library when that is opened, to set signatures."""
         cls.registry.append(op)
         return op
 
@@ -64,7 +64,7 @@ class OpRegister:
         """Set the signatures of all functions on an InfiniLib."""
         interface = lib.interface
         for function in interface.functions.values():
-            if function.library == "libinfiniccl":  # torch_infini.distributed.libinfiniccl has those
+            if function.library == "libinfiniccl":  # torch_infini.distributed.libinfiniccl sets those
                 continue
             native = getattr(lib, function.name)
             native.argtypes = [ctype(argument.type, interface) for argument in function.arguments]

@@ -1,4 +1,4 @@
-"""The C ABI's structures for ctypes: handles and operator descriptors begin with their device, the rest is opaque."""
+"""The C ABI's structures for ctypes: handles and operator descriptors begin with their device; the rest is opaque."""
 
 from ctypes import POINTER, Structure, c_int
 

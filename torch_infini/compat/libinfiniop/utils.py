@@ -20,9 +20,9 @@ from .devices import InfiniDeviceEnum, InfiniDeviceNames, torch_device_map
 from .liboperators import LIBINFINIOP
 from .structs import infiniopHandle_t, infiniopTensorDescriptor_t
 
-# The signed type of the same bits, where an operation of torch or numpy lacks the unsigned one.
+# The signed type with the same bits, for operations that torch or numpy lack for the unsigned type.
 _SIGNED = {InfiniDtype.U16: torch.int16, InfiniDtype.U32: torch.int32, InfiniDtype.U64: torch.int64}
-# The libraries of torch that bring other vendors' devices.
+# The extensions of torch for other vendors' devices.
 _TORCH_EXTENSIONS = {
     InfiniDeviceEnum.CAMBRICON: "torch_mlu",
     InfiniDeviceEnum.ASCEND: "torch_npu",
@@ -32,7 +32,7 @@ _TORCH_EXTENSIONS = {
 
 
 def check_error(status: int) -> None:
-    """Raise an Exception with the library's sentence if `status` is not 0 (success)."""
+    """Raise an Exception with the library's message if `status` is not 0 (success)."""
     if status:
         names = {value: name for name, value in LIBINFINIOP.interface.enums["infiniStatus_t"].items()}
         sentence = LIBINFINIOP.infiniGetLastErrorMessage().decode()
@@ -40,11 +40,11 @@ def check_error(status: int) -> None:
 
 
 def to_torch_dtype(dt: InfiniDtype, compatability_mode: bool = False) -> torch.dtype:
-    """The torch dtype of an InfiniDtype.
+    """Return the torch dtype of an InfiniDtype.
 
     Args:
-        dt: Any but INVALID and C16, which torch lacks: ValueError.
-        compatability_mode: int16, int32 and int64 for U16, U32 and U64, for which torch has few operations.
+        dt: Any except INVALID and C16, which torch lacks (ValueError).
+        compatability_mode: Return int16, int32 and int64 for U16, U32 and U64, for which torch has few operations.
     """
     if compatability_mode and dt in _SIGNED:
         return _SIGNED[dt]
@@ -54,7 +54,7 @@ def to_torch_dtype(dt: InfiniDtype, compatability_mode: bool = False) -> torch.d
 
 
 def to_numpy_dtype(dt: InfiniDtype, compatability_mode: bool = False) -> np.dtype:
-    """The numpy dtype of an InfiniDtype, to read binary files with; ValueError for those that numpy lacks.
+    """Return the numpy dtype of an InfiniDtype, to read binary files; ValueError for those that numpy lacks.
 
     BF16 and F8 are read as the unsigned integers of their size.
     """
@@ -69,16 +69,16 @@ def to_numpy_dtype(dt: InfiniDtype, compatability_mode: bool = False) -> np.dtyp
 
 
 class CTensor:
-    """Shape, strides and dtype, with the library's descriptor of them (`descriptor`).
+    """Shape, strides and dtype of a tensor, with the library's descriptor of them (`descriptor`).
 
     Args:
         dt: Element type.
         shape: Elements in each dimension.
-        strides: Elements from one index to the next; None: contiguous.
+        strides: Elements between consecutive indices; None: contiguous.
 
     Raises:
-        ValueError: For another number of strides than of dimensions.
-        Exception: For what the library refuses.
+        ValueError: If there are not as many strides as dimensions.
+        Exception: If the library rejects it.
     """
 
     def __init__(self, dt: InfiniDtype, shape: Sequence[int], strides: Sequence[int] | None) -> None:
@@ -103,23 +103,23 @@ class CTensor:
 
 
 class TestTensor(CTensor):
-    """A tensor twice: as torch computes with it (`torch_tensor`), and as it lies in memory with the strides asked for
+    """A tensor in two forms: as torch computes with it (`torch_tensor`), and in memory with the given strides
     (`actual_tensor`, `data`), with a descriptor of the latter.
 
     Args:
         shape: Elements in each dimension.
-        strides: Elements from one index to the next, at least 0 (0 repeats one element); None: contiguous.
+        strides: Elements between consecutive indices, at least 0 (0 repeats one element); None: contiguous.
         dt: Element type.
-        device: Where the memory is.
+        device: The memory's device.
         mode: "random" (floats in [0, 1), integers in [randint_low, randint_high)), "zeros", "ones", "randint",
             "float8_e4m3fn" (random numbers rounded to it), "manual" or "binary" (set_tensor).
-        scale: What the values are multiplied by; 1 if None.
-        bias: What is then added; 0 if None.
+        scale: Factor of the values; 1 if None.
+        bias: Added afterwards; 0 if None.
         set_tensor: The values for "manual" and "binary", of this shape.
         randint_low, randint_high: The range of random integers.
     """
 
-    __test__ = False  # not a test class of pytest, whatever its name
+    __test__ = False  # not a test class of pytest, despite its name
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class TestTensor(CTensor):
         self.strides = list(strides) if strides is not None else None
         torch_dtype = to_torch_dtype(dt)
         place = torch_device_map[self.device]
-        # A dimension of stride 0 holds one element: it is drawn once and repeated.
+        # A dimension of stride 0 holds one element, which is drawn once and repeated.
         kept = [1 if stride == 0 else size for size, stride in zip(self.shape, self.strides or self.shape, strict=True)]
         kept = kept if self.strides is not None else self.shape
 
@@ -181,23 +181,23 @@ class TestTensor(CTensor):
         self._data_tensor = self._torch_tensor.clone() if strides is None else rearrange_tensor(values, strides)
 
     def torch_tensor(self) -> Tensor:
-        """The values, contiguous, to compute the expected result from."""
+        """Return the values, contiguous, to compute the expected result from."""
         return self._torch_tensor
 
     def actual_tensor(self) -> Tensor:
-        """The memory that the library reads and writes, with the strides asked for."""
+        """Return the memory that the library reads and writes, with the given strides."""
         return self._data_tensor
 
     def data(self) -> int:
-        """The address of the memory."""
+        """Return the address of the memory."""
         return self._data_tensor.data_ptr()
 
     def is_broadcast(self) -> bool:
-        """Whether a stride is 0."""
+        """Return whether any stride is 0."""
         return self.strides is not None and 0 in self.strides
 
     def update_torch_tensor(self, new_tensor: Tensor) -> None:
-        """Replace what torch_tensor() returns, after an in-place operation."""
+        """Replace the result of torch_tensor(), after an in-place operation."""
         self._torch_tensor = new_tensor
 
     @classmethod
@@ -209,7 +209,7 @@ class TestTensor(CTensor):
         dt: InfiniDtype,
         device: InfiniDeviceEnum,
     ) -> TestTensor:
-        """Read the values, in the order of the indices, from a file that holds nothing else."""
+        """Read the values, in index order, from a file that holds nothing else."""
         count = int(np.prod(shape, dtype=np.int64))
         values = np.fromfile(binary_file, dtype=to_numpy_dtype(dt))
         if values.size != count:
@@ -219,14 +219,14 @@ class TestTensor(CTensor):
 
     @classmethod
     def from_torch(cls, torch_tensor: Tensor, dt: InfiniDtype, device: InfiniDeviceEnum) -> TestTensor:
-        """A tensor's shape, strides and values."""
+        """Make one with a tensor's shape, strides and values."""
         return cls(
             list(torch_tensor.shape), list(torch_tensor.stride()), dt, device, mode="manual", set_tensor=torch_tensor
         )
 
 
 class TestWorkspace:
-    """Memory that an op may use while it runs: `size` bytes on the device; none where size is 0."""
+    """Memory that an op may use while it runs: `size` bytes on the device; none if size is 0."""
 
     __test__ = False
 
@@ -235,39 +235,39 @@ class TestWorkspace:
         self._size = size
 
     def data(self) -> int | None:
-        """The address; None where size is 0."""
+        """Return the address; None if size is 0."""
         return self.tensor.data() if self.tensor is not None else None
 
     def size(self) -> ctypes.c_uint64:
-        """The size in bytes, as the library takes it."""
+        """Return the size in bytes, as the library takes it."""
         return ctypes.c_uint64(self._size)
 
 
 def create_handle() -> Any:
-    """An infiniopHandle_t of the current device."""
+    """Create an infiniopHandle_t for the current device."""
     handle = infiniopHandle_t()
     check_error(LIBINFINIOP.infiniopCreateHandle(ctypes.byref(handle)))
     return handle
 
 
 def destroy_handle(handle: Any) -> None:
-    """Free a handle."""
+    """Destroy a handle."""
     check_error(LIBINFINIOP.infiniopDestroyHandle(handle))
 
 
 def rearrange_tensor(tensor: Tensor, new_strides: Sequence[int]) -> Tensor:
-    """The same values in new memory with the given strides; elements between them are 0.
+    """Copy the values to new memory with the given strides; elements between them are 0.
 
-    Where a stride is 0 the last of the repeated elements is kept.
+    If a stride is 0, the last of the repeated elements is kept.
 
     Raises:
-        ValueError: For a negative stride, which torch does not know.
+        ValueError: For a negative stride, which torch does not support.
     """
     if any(stride < 0 for stride in new_strides):
         raise ValueError(f"rearrange_tensor: strides must be at least 0, got {list(new_strides)}")
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, new_strides, strict=True))
     memory = torch.zeros(reach + 1 if tensor.numel() else 0, dtype=tensor.dtype, device=tensor.device)
-    # torch writes no overlapping view: one element of each dimension that repeats is written.
+    # torch cannot write overlapping views: write one element of each repeated dimension.
     first = [1 if stride == 0 else size for size, stride in zip(tensor.shape, new_strides, strict=True)]
     if tensor.numel():
         memory.as_strided(first, list(new_strides)).copy_(tensor[tuple(slice(-size, None) for size in first)])
@@ -275,7 +275,8 @@ def rearrange_tensor(tensor: Tensor, new_strides: Sequence[int]) -> Tensor:
 
 
 def get_args() -> argparse.Namespace:
-    """The command line of a test script: devices (--cpu, --nvidia, ...), --debug, --verbose, --profile, --num_prerun,
+    """Parse a test script's command line: devices (--cpu, --nvidia, ...), --debug, --verbose, --profile,
+    --num_prerun,
     --num_iterations."""
     parser = argparse.ArgumentParser(description="Test an operator through the C interface")
     parser.add_argument("--profile", action="store_true", help="time the operator as well")
@@ -291,7 +292,7 @@ def get_args() -> argparse.Namespace:
 
 
 def get_test_devices(args: argparse.Namespace) -> list[InfiniDeviceEnum]:
-    """The devices named on the command line; the CPU if none is."""
+    """Return the devices named on the command line; the CPU if there are none."""
     devices = [device for device in InfiniDeviceEnum if getattr(args, device.name.lower(), False)]
     for device in devices:
         if device in _TORCH_EXTENSIONS:
@@ -302,13 +303,13 @@ def get_test_devices(args: argparse.Namespace) -> list[InfiniDeviceEnum]:
 
 
 def synchronize_device(torch_device: str) -> None:
-    """Wait until the torch device ("cpu", "cuda", ...) has done all that was queued."""
+    """Wait until the torch device ("cpu", "cuda", ...) has done all queued work."""
     if torch_device != "cpu":
         getattr(torch, torch_device).synchronize()
 
 
 def get_sync_func(device: InfiniDeviceEnum) -> Callable[[], None] | None:
-    """A function that waits for the device; None for the CPU, where a call without a stream is done on return."""
+    """Return a function that waits for the device; None for the CPU, where calls without a stream are done."""
     torch_device = torch_device_map[device]
     return None if torch_device == "cpu" else lambda: synchronize_device(torch_device)
 
@@ -322,7 +323,7 @@ def test_operator(
     """Call test_func(handle, device, *test_case, tensor_dtype, sync_func) for every case and dtype on the device.
 
     Raises:
-        Exception: If the library has no such device; and whatever test_func raises. The handle is freed either way.
+        Exception: If the library has no such device; or any exception of test_func. The handle is destroyed either way.
     """
     check_error(LIBINFINIOP.infinirtSetDevice(device, 0))
     handle = create_handle()
@@ -338,7 +339,7 @@ test_operator.__test__ = False  # type: ignore[attr-defined]
 
 
 def get_tolerance(tolerance_map: dict[Any, dict[str, float]], tensor_dtype: Any) -> tuple[float, float]:
-    """(atol, rtol) of a dtype from a map like {InfiniDtype.F16: {"atol": 1e-3, "rtol": 1e-2}}; zeros if it has none."""
+    """Return (atol, rtol) of a dtype from a map {InfiniDtype.F16: {"atol": 1e-3, "rtol": 1e-2}}; zeros if absent."""
     tolerance = tolerance_map.get(tensor_dtype, {})
     return tolerance.get("atol", 0), tolerance.get("rtol", 0)
 
@@ -351,7 +352,7 @@ def debug(
     equal_nan: bool = False,
     verbose: bool = True,
 ) -> list[tuple[int, ...]]:
-    """Compare two tensors, print what differs (red: actual, green: desired, yellow: difference), return where.
+    """Compare two tensors, print differences (red: actual, green: desired, yellow: difference), return their indices.
 
     An element differs if |actual - desired| > atol + rtol * |desired|. BF16 is compared as float32.
     """
@@ -366,7 +367,7 @@ def print_discrepancy(
     equal_nan: bool = True,
     verbose: bool = True,
 ) -> list[tuple[int, ...]]:
-    """What `debug` prints and returns."""
+    """Print and return the differences, for `debug`."""
     if actual.shape != expected.shape:
         raise ValueError(f"the tensors must have one shape, got {list(actual.shape)} and {list(expected.shape)}")
     left, right = (t.detach().cpu().to(torch.float64) for t in (actual, expected))
@@ -389,7 +390,7 @@ def print_discrepancy(
 
 
 def timed_op(func: Callable[[], Any], num_iterations: int, device: str) -> float:
-    """Seconds that one call of func takes on average, the torch device synchronised before and after."""
+    """Return the average seconds of a call of func; the torch device is synchronized before and after."""
     synchronize_device(device)
     start = time.perf_counter()
     for _ in range(num_iterations):

@@ -1,10 +1,10 @@
-"""Where `_infinicore` is found: the module of the C++ front end, built for one Python, among the other libraries."""
+"""The package of `_infinicore`, the module of the C++ front end, built for one Python, among the other libraries."""
 
 from ...._core.library import PATH, is_whole, require_part
 
 require_part("infinicore", is_whole())
 
-# The folder of the libraries, so that INFINI_LIBRARIES chooses this one too.
+# The libraries' folder, so that INFINI_LIBRARIES selects this one too.
 __path__.append(str(PATH.parent))
 
 try:

@@ -1,4 +1,4 @@
-"""Modules with torch.nn's names and manners, made of infinicore tensors."""
+"""Modules with torch.nn's names and behaviour, made of infinicore tensors."""
 
 from . import functional
 from .modules import Embedding, Linear, Module, ModuleList, RMSNorm, RoPE

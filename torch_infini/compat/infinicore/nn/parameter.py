@@ -1,4 +1,4 @@
-"""Parameter: the tensor that a module registers when it becomes an attribute."""
+"""Parameter: a tensor that a module registers when it is assigned to an attribute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..tensor import Tensor
 
 
 class Parameter(Tensor):
-    """A tensor that is a module's parameter: over the same memory as `data`. It cannot be copied or pickled as such."""
+    """A module's parameter: a tensor over the same memory as `data`. Copying or pickling it directly raises."""
 
     def __init__(self, data: Tensor) -> None:
         if not isinstance(data, Tensor):

@@ -1,4 +1,4 @@
-"""The ops at the top of the package. Each takes `out`, written and returned; while a graph is recorded, it is noted."""
+"""The top-level ops. All take `out`, written and returned; while a graph is recorded, calls are noted."""
 
 from .attention import attention, paged_attention, paged_attention_prefill, paged_caching
 from .elementwise import add, mul

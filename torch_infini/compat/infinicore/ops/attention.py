@@ -10,14 +10,14 @@ from ..tensor import Tensor
 def attention(
     q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, pos: int, *, out: Tensor | None = None
 ) -> Tensor:
-    """Write k and v to the caches at `pos`, and return the causal attention of q over what these hold by then.
+    """Write k and v to the caches at `pos`, and return the causal attention of q over the caches' tokens.
 
     Args:
         q: [heads, n, d], n new tokens.
         k, v: [kv_heads, n, d]; heads is a multiple of kv_heads.
         k_cache, v_cache: [kv_heads, length, d], length at least pos + n; written at [:, pos : pos + n].
-        pos: Tokens that the caches hold already.
-        out: [n, heads, d], as the result.
+        pos: The number of tokens already in the caches.
+        out: [n, heads, d], like the result.
     """
     function = "infinicore.attention"
     tensors = (
@@ -41,7 +41,7 @@ def paged_caching(
     Args:
         k_cache, v_cache: [blocks, kv_heads, block_size, d].
         k, v: [tokens, kv_heads, d].
-        slot_mapping: int64 [tokens]; slot s is place s % block_size of block s // block_size.
+        slot_mapping: int64 [tokens]; slot s is row s % block_size of block s // block_size.
     """
     function = "infinicore.paged_caching"
     _infinicore.paged_caching_(
@@ -71,11 +71,11 @@ def paged_attention(
         q: [sequences, heads, d].
         k_cache, v_cache: [blocks, kv_heads, block_size, d].
         block_tables: int64 [sequences, most blocks of a sequence].
-        cache_lens: int64 [sequences], tokens in the cache, with the new one.
+        cache_lens: int64 [sequences], tokens in the cache, including the new one.
         alibi_slopes: float32 [heads].
-        scale: Of the products of queries and keys.
-        out: [sequences, heads, d], as the result. A sequence without tokens leaves its part as it is; without out, it
-            gets zeros.
+        scale: Factor of the products of queries and keys.
+        out: [sequences, heads, d], like the result. The rows of a sequence without tokens are not written; without out,
+            they are zeros.
     """
     function = "infinicore.paged_attention"
     tensors = (
@@ -107,14 +107,14 @@ def paged_attention_prefill(
     """Return the causal attention of several tokens of each sequence over its part of a paged cache.
 
     Args:
-        q: [tokens, heads, d], the sequences' tokens one after another.
+        q: [tokens, heads, d], the sequences' tokens, concatenated.
         k_cache, v_cache: [blocks, kv_heads, block_size, d].
         block_tables: int64 [sequences, most blocks of a sequence].
-        history_lens: int64 [sequences], tokens in the cache: despite the name *with* the new ones.
-        cu_seqlens_q: int64 [sequences + 1], where each sequence's tokens begin in q, and their number.
+        history_lens: int64 [sequences], tokens in the cache: despite the name *including* the new ones.
+        cu_seqlens_q: int64 [sequences + 1], where each sequence's tokens start in q, and the total number.
         alibi_slopes: float32 [heads].
-        scale: Of the products of queries and keys.
-        out: [tokens, heads, d], as the result.
+        scale: Factor of the products of queries and keys.
+        out: [tokens, heads, d], like the result.
     """
     function = "infinicore.paged_attention_prefill"
     tensors = (

@@ -1,4 +1,4 @@
-"""Sums and products of two tensors, element by element."""
+"""Elementwise sums and products of two tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ..tensor import Tensor
 
 
 def add(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return input + other, two tensors of one shape and dtype; `torch.add(input, other)`.
+    """Return input + other, for tensors of equal shape and dtype; `torch.add(input, other)`.
 
-    `out` may be one of them. What is to be repeated along a dimension has stride 0 there (as_strided()).
+    `out` may be one of them. To broadcast a dimension, give it stride 0 (as_strided()).
     """
     a, b = raw(input, "infinicore.add", "input"), raw(other, "infinicore.add", "other")
     if out is None:
@@ -20,7 +20,7 @@ def add(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def mul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Return input * other, two tensors of one shape and dtype; `torch.mul(input, other)`."""
+    """Return input * other, for tensors of equal shape and dtype; `torch.mul(input, other)`."""
     a, b = raw(input, "infinicore.mul", "input"), raw(other, "infinicore.mul", "other")
     if out is None:
         return Tensor(_infinicore.mul(a, b))

@@ -1,4 +1,4 @@
-"""Views, and the copy that gives a tensor other strides."""
+"""Views, and a copy with other strides."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ..tensor import Tensor
 
 
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """Return a view of `length` elements of a dimension, from `start`; RuntimeError beyond the end."""
+    """Return a view of `length` elements of a dimension, from `start`; RuntimeError if it exceeds the dimension."""
     return Tensor(raw(input, "infinicore.narrow", "input")).narrow(dim, start, length)
 
 
 def squeeze(input: Tensor, dim: int) -> Tensor:
-    """Return a view without a dimension, whose size must be 1 (else RuntimeError)."""
+    """Return a view without a dimension, which must have size 1 (else RuntimeError)."""
     return Tensor(raw(input, "infinicore.squeeze", "input")).squeeze(dim)
 
 
@@ -23,12 +23,12 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
 
 
 def rearrange(input: Tensor, other: object = None, *, out: Tensor | None = None) -> Tensor:
-    """Return a contiguous copy, or copy to `out`, of the same shape and dtype with strides of its own.
+    """Return a contiguous copy, or copy to `out`, which has the same shape and dtype and any strides.
 
     `input.clone(memory_format=torch.contiguous_format)`
 
     Args:
-        other: Not used; existing callers pass something here.
+        other: Ignored; existing callers pass something here.
     """
     source = raw(input, "infinicore.rearrange", "input")
     if out is None:

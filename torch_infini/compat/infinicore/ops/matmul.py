@@ -12,10 +12,10 @@ def matmul(input: Tensor, other: Tensor, *, alpha: float = 1.0, out: Tensor | No
 
     Args:
         input: [..., m, k].
-        other: [..., k, n], of as many dimensions; leading ones are input's, or all 1 in one of the two.
+        other: [..., k, n], with as many dimensions; leading sizes equal input's, or are all 1 in one of the two.
         out: [..., m, n].
 
-    Beyond three dimensions, the leading ones of each tensor must lie as one; RuntimeError otherwise.
+    Beyond three dimensions, the leading dimensions of each tensor must be mergeable; RuntimeError otherwise.
     """
     a, b = raw(input, "infinicore.matmul", "input"), raw(other, "infinicore.matmul", "other")
     if out is None:

@@ -1,4 +1,4 @@
-"""RMS norm of a sum, as decoder layers have it."""
+"""RMS norm of a sum, as in decoder layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_rms_norm(
 
 
 def add_rms_norm_(y: Tensor, residual_out: Tensor, a: Tensor, b: Tensor, weight: Tensor, epsilon: float = 1e-5) -> None:
-    """Write what add_rms_norm() returns to y and residual_out; the latter may be a or b."""
+    """Write the results of add_rms_norm() to y and residual_out; the latter may be a or b."""
     function = "infinicore.add_rms_norm_"
     _infinicore.add_rms_norm_(
         raw(y, function, "y"),

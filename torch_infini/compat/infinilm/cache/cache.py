@@ -1,5 +1,6 @@
-"""The cache configs of an InferEngine: a StaticKVCacheConfig reserves memory for each row of a batch, a
-PagedKVCacheConfig has blocks that the caller allocates.
+"""The cache configs of an InferEngine.
+
+StaticKVCacheConfig reserves memory for each row of a batch; PagedKVCacheConfig has blocks that the caller allocates.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class StaticKVCacheConfig(CacheConfig):
     """A cache of rows.
 
     Args:
-        max_batch_size: Rows; a batch may have fewer.
-        max_cache_len: Tokens of a row; 0 or no limit: as many as the model has positions.
+        max_batch_size: The number of rows; a batch may have fewer.
+        max_cache_len: Tokens per row; 0 or no limit: the model's number of positions.
 
     Raises:
         ValueError: For a batch size below 1, or a length below 0.
@@ -43,7 +44,7 @@ class StaticKVCacheConfig(CacheConfig):
         return self._max_batch_size
 
     def max_cache_len(self) -> int:
-        """Tokens of a row, as given."""
+        """Tokens per row, as given."""
         return self._max_cache_len
 
     def __repr__(self) -> str:
@@ -54,17 +55,18 @@ class StaticKVCacheConfig(CacheConfig):
 class PagedKVCacheConfig(CacheConfig):
     """A cache of blocks, sized in bytes or in blocks.
 
-    Versions of InfiniLM differ in the meaning of the first number. Here it is bytes, and a number of blocks is given by
-    name; scripts that run through torch_infini.compat get the class of sized_in_blocks.py, where it is blocks. The
-    engine refuses fewer bytes than one block needs, so that a number of blocks in their place is noticed.
+    Versions of InfiniLM differ in the meaning of the first argument. Here it is bytes, and the number of blocks is
+    given by name; scripts that run through torch_infini.compat get the class of sized_in_blocks.py, where it is the
+    number of blocks. The engine rejects fewer bytes than one block needs, so that a number of blocks passed as bytes is
+    noticed.
 
     Args:
-        max_kv_memory_bytes: For keys and values of all layers; as many blocks as fit.
-        block_size: Tokens in a block.
-        num_blocks: Blocks; exactly one of the two is given.
+        max_kv_memory_bytes: Memory for keys and values of all layers, which as many blocks as fit use.
+        block_size: Tokens per block.
+        num_blocks: The number of blocks; exactly one of the two must be given.
 
     Raises:
-        ValueError: For numbers below 1, or both or none of the two.
+        ValueError: For numbers below 1, or if both or none of the two are given.
     """
 
     def __init__(
@@ -80,15 +82,15 @@ class PagedKVCacheConfig(CacheConfig):
         self._block_size = _integer(name, "block_size", block_size, 1)
 
     def max_kv_memory_bytes(self) -> int | None:
-        """The memory; None where blocks were given."""
+        """The memory in bytes; None if the number of blocks was given."""
         return self._bytes
 
     def num_blocks(self) -> int | None:
-        """The blocks; None where memory was given."""
+        """The number of blocks; None if memory was given."""
         return self._blocks
 
     def block_size(self) -> int:
-        """Tokens in a block."""
+        """Tokens per block."""
         return self._block_size
 
     def __repr__(self) -> str:
@@ -97,7 +99,7 @@ class PagedKVCacheConfig(CacheConfig):
 
 
 def without_subclass(config: CacheConfig) -> CacheConfig:
-    """Return an equal config of a class of this file: other processes cannot import a caller's."""
+    """Return an equal config of a class of this file: other processes cannot import a caller's class."""
     if isinstance(config, StaticKVCacheConfig):
         return StaticKVCacheConfig(config.max_batch_size(), config.max_cache_len())
     if isinstance(config, PagedKVCacheConfig):

@@ -1,6 +1,6 @@
-"""PagedKVCacheConfig as scripts written for InfiniLM call it: the first argument is a number of blocks.
+"""PagedKVCacheConfig as scripts written for InfiniLM call it: the first argument is the number of blocks.
 
-torch_infini.compat gives it to scripts in place of the class of cache.py, whose first argument is bytes.
+torch_infini.compat gives it to scripts instead of the class of cache.py, whose first argument is bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ class PagedKVCacheConfig(cache.PagedKVCacheConfig):
     """A cache of blocks.
 
     Args:
-        num_blocks: Blocks; exactly one of this and max_kv_memory_bytes is given.
-        block_size: Tokens in a block.
-        max_kv_memory_bytes: For keys and values of all layers; as many blocks as fit.
+        num_blocks: The number of blocks; exactly one of this and max_kv_memory_bytes must be given.
+        block_size: Tokens per block.
+        max_kv_memory_bytes: Memory for keys and values of all layers, which as many blocks as fit use.
 
     Raises:
         ValueError: As the base class.

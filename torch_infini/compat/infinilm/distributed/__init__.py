@@ -1,4 +1,4 @@
-"""infinilm.distributed: the devices that share a model."""
+"""infinilm.distributed: the devices of a tensor-parallel model."""
 
 from .dist_config import DistConfig
 

@@ -1,4 +1,4 @@
-"""DistConfig: the devices that share a model by tensor parallelism. On the CPU they are processes."""
+"""DistConfig: the devices of a tensor-parallel model. On the CPU they are processes."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 
 class DistConfig:
-    """Which devices share a model: DistConfig(), DistConfig(4), DistConfig([0, 2]) or by the names below.
+    """The devices of a tensor-parallel model: DistConfig(), DistConfig(4), DistConfig([0, 2]) or by the names below.
 
     Args:
-        tp_size: How many devices, 0 to tp_size - 1; by position also a list of them.
-        tp_device_ids: The devices by number; at most one of the two is given. Neither: [0].
+        tp_size: The number of devices, 0 to tp_size - 1; as a positional argument also a list of devices.
+        tp_device_ids: The devices' numbers; at most one of the two may be given. Neither: [0].
 
     Attributes:
-        tp_device_ids: The devices' numbers; may be set.
+        tp_device_ids: The devices' numbers; can be set.
 
     Raises:
         TypeError: For arguments that are no integers.
-        ValueError: For fewer than one device, one that is named twice, a number below 0, or both arguments.
+        ValueError: For fewer than one device, a duplicate device, a number below 0, or both arguments.
     """
 
     def __init__(self, tp_size: int | Sequence[int] | None = None, tp_device_ids: Sequence[int] | None = None) -> None:
@@ -40,7 +40,7 @@ class DistConfig:
             raise ValueError(f"{_NAME}: tp_device_ids must be different devices, at least one, from 0 on, got {ids}")
 
     def __getattr__(self, name: str) -> DistConfig:
-        # Scripts pass `distributed_config._underlying` on. No property, which a subclass could not set.
+        # Scripts pass `distributed_config._underlying` on. Not a property, which a subclass could not set.
         if name == "_underlying":
             return self
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""infinilm.generation: token after token with models that are written in Python."""
+"""infinilm.generation: token-by-token generation with models written in Python."""
 
 from .utils import GenerationMixin, infini_to_numpy
 

@@ -1,6 +1,6 @@
-"""GenerationMixin: generate for a model written in Python, whose forward gives logits; and infini_to_numpy.
+"""GenerationMixin: generate for a model written in Python, whose forward returns logits; and infini_to_numpy.
 
-InferEngine has a generate of its own, which computes many rows at a time.
+InferEngine has its own generate, which computes many rows at a time.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ def infini_to_numpy(infini_tensor: Any) -> numpy.ndarray[Any, Any]:
 
 
 class GenerationMixin:
-    """Adds generate() to a class whose forward takes input_ids and gives logits.
+    """Adds generate() to a class whose forward takes input_ids and returns logits.
 
     forward is called as forward(input_ids, ...) with those of position_ids, past_key_values, use_cache and
-    cache_position that it has parameters for. It returns logits [batch, tokens, vocabulary], of all new tokens or the
-    last, or a tuple or object whose first element or `logits` they are; infinicore's or torch's. Without a parameter
-    past_key_values it gets all tokens in every call.
+    cache_position that it has parameters for. It returns logits [batch, tokens, vocabulary] of all new tokens or of the
+    last, or a tuple or object that holds them as its first element or as `logits`; infinicore's or torch's. Without a
+    parameter past_key_values it gets all tokens in every call.
     """
 
     def prepare_inputs_for_generation(
         self, input_ids: Any, past_key_values: Cache | None = None, **model_inputs: Any
     ) -> dict[str, Any]:
-        """The arguments of a call of forward; subclasses may change them.
+        """Return the arguments of a call of forward; subclasses may change them.
 
         Args:
-            input_ids: [batch, tokens] int64, the new tokens; infinicore's, or torch's where generate's are.
+            input_ids: [batch, tokens] int64, the new tokens; infinicore's, or torch's if generate's are.
             past_key_values: The cache; None if forward takes none.
             **model_inputs: position_ids [batch, tokens], cache_position [tokens] and use_cache.
         """
@@ -62,7 +62,7 @@ class GenerationMixin:
         tokenizer: Any = None,
         **settings: Any,
     ) -> list[Any]:
-        """Continue prompts of one length.
+        """Continue prompts of equal length.
 
         Args:
             input_ids: [batch, tokens], infinicore's or torch's.
@@ -70,16 +70,15 @@ class GenerationMixin:
             past_key_values: An empty cache, or one with the tokens before input_ids; None: a DynamicCache of
                 self.config, if forward takes a cache.
             tokenizer: Its eos_token_id ends rows, if neither the settings nor self.config have one.
-            **settings: Fields of GenerationConfig, in place of generation_config's.
+            **settings: Fields of GenerationConfig that override generation_config's.
 
         Returns:
             For each step the tokens of all rows, [batch] int64 of the kind of input_ids. It ends when all rows have
             ended; a row that ended before repeats its last token.
 
         Raises:
-            TypeError: For a setting that is none.
-            ValueError: For input_ids of another shape, logits of another shape, or without max_new_tokens where no end
-                token is known.
+            TypeError: For an unknown setting.
+            ValueError: For input_ids or logits of another shape, or without max_new_tokens if no end token is known.
         """
         g = replace(generation_config or GenerationConfig(), **settings)
         ids, convert = as_torch(input_ids), like(input_ids)
@@ -128,7 +127,7 @@ _NAME = "infinilm.generation.utils.GenerationMixin.generate"
 
 
 def _ends(g: GenerationConfig, model: Any, tokenizer: Any) -> torch.Tensor:
-    """The tokens that end a row."""
+    """Return the tokens that end a row."""
     found: int | Sequence[int] | None = None
     if g.stop_on_eos:
         for source in (g, getattr(model, "config", None), tokenizer):
@@ -137,7 +136,7 @@ def _ends(g: GenerationConfig, model: Any, tokenizer: Any) -> torch.Tensor:
 
 
 def _logits(output: Any, rows: int) -> torch.Tensor:
-    """The logits behind the last token of each row, [rows, vocabulary]."""
+    """Return the logits of the last token of each row, [rows, vocabulary]."""
     output = getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
     found = as_torch(output)
     if not isinstance(found, torch.Tensor) or found.dim() not in (2, 3) or len(found) != rows:
@@ -147,8 +146,8 @@ def _logits(output: Any, rows: int) -> torch.Tensor:
 
 
 def _sampled(logits: torch.Tensor, number: float, g: GenerationConfig) -> torch.Tensor:
-    """The token that a random number chooses: int64, on the CPU."""
+    """Return the token that a random number selects: int64, on the CPU."""
     token = torch.ops.infini.random_sample_given(logits.contiguous(), number, g.top_p, g.top_k, g.temperature)
-    if token < 0:  # CUDA's kernel says so, the CPU's raises
+    if token < 0:  # CUDA's kernel reports errors this way; the CPU's raises
         raise RuntimeError(f"{_NAME}: logits must be finite numbers, got others")
     return token.long().cpu()

@@ -1,6 +1,7 @@
-"""What InfiniLM's compiled extension `_infinilm` has, under the same names.
+"""The names of InfiniLM's compiled extension `_infinilm`.
 
-The classes are plain Python: callers may subclass them, with other classes too, and set attributes before __init__.
+The classes are plain Python: callers may subclass them, together with other classes, and set attributes before
+__init__.
 """
 
 from ..cache import CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig

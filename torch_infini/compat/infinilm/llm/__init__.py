@@ -1,6 +1,6 @@
-"""infinilm.llm: prompts in, texts out, under InfiniLM's names and with its arguments, on torch_infini.engine.
+"""infinilm.llm: prompts in, texts out, with InfiniLM's names and arguments, on torch_infini.engine.
 
-LLM is for scripts, LLMEngine for callers that step it themselves, AsyncLLMEngine for servers.
+LLM is for scripts, LLMEngine for callers that run its steps themselves, AsyncLLMEngine for servers.
 """
 
 from .async_engine import AsyncLLMEngine

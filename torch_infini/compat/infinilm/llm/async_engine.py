@@ -1,6 +1,6 @@
 """AsyncLLMEngine: torch_infini.AsyncLLM with InfiniLM's configuration and requests, for servers.
 
-Requests are added, cancelled and read from any thread and any event loop; one thread of AsyncLLM steps the engine.
+Requests are added, cancelled and read from any thread and any event loop; one thread of AsyncLLM runs the engine.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _NAME = "infinilm.llm.AsyncLLMEngine"
 
 
 class AsyncLLMEngine(TakesRequests):
-    """A model that serves requests while further ones come.
+    """A model that serves requests while more arrive.
 
     Args:
         config: EngineConfig; or, as model_path, the folder, with the config's fields as further arguments.
-        **fields: Fields of EngineConfig and further arguments of torch_infini.LLM, where config is no EngineConfig.
+        **fields: Fields of EngineConfig and further arguments of torch_infini.LLM, unless config is an EngineConfig.
 
     Attributes:
         config: EngineConfig.
-        engine: The LLMEngine. Only this may use it between start() and stop().
+        engine: The LLMEngine. Between start() and stop() only this object may use it.
 
     Raises:
         As LLMEngine.
@@ -53,17 +53,17 @@ class AsyncLLMEngine(TakesRequests):
             raise ValueError(f"{_NAME}: fields must not be given beside an EngineConfig, got {', '.join(fields)}")
         self.config = config
         self.engine = LLMEngine(config)
-        self._lock = threading.RLock()  # of what follows, and of the tokenizer's way in
+        self._lock = threading.RLock()  # guards everything below, and calls of the tokenizer
         self._llm: AsyncLLM | None = None
-        self._requests: dict[str, InferenceRequest] = {}  # those that go on
+        self._requests: dict[str, InferenceRequest] = {}  # unfinished requests
 
     @property
     def is_running(self) -> bool:
-        """Whether requests are served: since start(), until stop() or a failure of the engine."""
+        """Whether requests are served: after start(), until stop() or a failure of the engine."""
         return self._llm is not None and self._llm.is_running
 
     def start(self) -> None:
-        """Serve requests from now on; nothing if they are. After a failure or stop() it starts anew.
+        """Start serving requests; does nothing if already started. Can be called again after a failure or stop().
 
         Raises:
             ValueError: As torch_infini.AsyncLLM, under torchrun.
@@ -74,7 +74,7 @@ class AsyncLLMEngine(TakesRequests):
                 self._llm = AsyncLLM(self.engine.llm)
 
     def stop(self) -> None:
-        """Cancel all requests and end the engine's thread after its current step; nothing if it does not run."""
+        """Cancel all requests and end the engine's thread after its current step; does nothing if it is not running."""
         with self._lock:
             if self._llm is None:
                 return
@@ -117,17 +117,17 @@ class AsyncLLMEngine(TakesRequests):
         """Yield a request's tokens as they come; leaving the loop cancels the request.
 
         Args:
-            request: One of add_request or add_chat_request, which nobody has read.
-            timeout: Seconds to wait for a token, at most; then the request is cancelled, and its last TokenOutput has
+            request: A request of add_request or add_chat_request that has no reader yet.
+            timeout: The most seconds to wait for a token; then the request is cancelled, and its last TokenOutput has
                 finish_reason TIMEOUT. None: no limit.
-            request_timeout: The same for all of the request, from its arrival on.
+            request_timeout: The same for the whole request, from its arrival.
 
         Yields:
-            A TokenOutput for each token; one more, without a token, where the request was cancelled or failed.
+            A TokenOutput for each token; one more, without a token, if the request was cancelled or failed.
 
         Raises:
-            ValueError: For what is no request of an engine, or one that has a reader.
-            RuntimeError: If the engine itself failed.
+            ValueError: For an object that is not a request of an engine, or a request that has a reader.
+            RuntimeError: If the engine failed.
         """
         if not isinstance(request, InferenceRequest) or not request.is_added:
             raise ValueError(f"{_NAME}.stream_request: request must be one of add_request, got {request!r}")
@@ -155,7 +155,7 @@ class AsyncLLMEngine(TakesRequests):
                     yield TokenOutput(request.request_id, None, "", True, reason, texts[0])
                     return
                 texts[index] += text
-                for token in tokens[:-1]:  # of a step that was interrupted: its text comes with the last token
+                for token in tokens[:-1]:  # of an interrupted step: the text comes with the last token
                     yield TokenOutput(request.request_id, token, "", False, None, texts[index], index)
                 last = tokens[-1] if tokens else None
                 yield TokenOutput(request.request_id, last, text, reason is not None, reason, texts[index], index)
@@ -175,13 +175,13 @@ class AsyncLLMEngine(TakesRequests):
         return self._llm
 
 
-# None of these holds the AsyncLLMEngine: dropping it ends its thread.
+# None of these functions holds the AsyncLLMEngine, so that dropping it ends its thread.
 Requests = dict[str, InferenceRequest]
 
 
 def _deliver(requests: Requests, request: InferenceRequest, output: EngineOutput | BaseException) -> None:
-    """Take a step's output, on the engine's thread."""
-    if isinstance(output, BaseException):  # the thread failed or was closed; stop() will cancel what is left
+    """Handle a step's output, on the engine's thread."""
+    if isinstance(output, BaseException):  # the thread failed or was closed; stop() cancels the rest
         request.fail(output)
         return
     if output.finished:  # before its reader knows: the id is free then
@@ -199,7 +199,7 @@ def _deliver(requests: Requests, request: InferenceRequest, output: EngineOutput
 
 
 def _check_added(request: InferenceRequest, added: Future[str]) -> None:
-    """Tell a request that the engine's thread ended before it took it."""
+    """Tell a request that the engine's thread ended before it accepted it."""
     error = None if added.cancelled() else added.exception()
     if error is not None:
         request.fail(error)
@@ -207,7 +207,7 @@ def _check_added(request: InferenceRequest, added: Future[str]) -> None:
 
 def _cancel(llm: AsyncLLM, requests: Requests, request: InferenceRequest) -> None:
     """Cancel a request, on its caller's thread."""
-    if request.added is not None:  # else its add_request has not returned, and nobody else has it
+    if request.added is not None:  # otherwise add_request has not returned, and no one else has the request
         llm.cancel(request.added)
     if requests.get(request.request_id) is request:
         requests.pop(request.request_id, None)

@@ -1,4 +1,4 @@
-"""infinilm.llm.cache_manager: the engine's BlockManager under InfiniLM's name."""
+"""infinilm.llm.cache_manager: the engine's BlockManager with InfiniLM's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Block", "BlockManager"]
 
 
 class Block(ImportOnly):
-    """A name that scripts import: blocks are numbers here, found again by their tokens."""
+    """Exists for scripts that import it: here blocks are numbers, found again by their tokens."""
 
     reason = (
         "the engine's blocks are numbers; BlockManager allocates, shares and releases them, and its `free` and `kept` "

@@ -1,4 +1,4 @@
-"""EngineConfig in InfiniLM's form, and the arguments of torch_infini.LLM that it stands for."""
+"""EngineConfig in InfiniLM's form, and its conversion to arguments of torch_infini.LLM."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ class EngineConfig:
 
     Attributes:
         model_path: A Hugging Face folder on this machine; or a torch_infini.models.Llama, whose device, dtype and ranks
-            take the place of the next three.
-        device: Where the model runs: "cpu", "cuda" or "nvidia", of torch or infinicore. None: the first GPU that torch
-            sees, on a machine without one the CPU. A GPU that is named must be there.
-        dtype: Of activations and dense weights; None: the checkpoint's.
-        tensor_parallel_size: How many ranks share the model.
-        cache_type: "paged": sequences share num_blocks blocks, and are as long as the model has positions. "static":
-            max_cache_len tokens are reserved for each of max_batch_size sequences, and num_blocks has no meaning.
+            replace the next three fields.
+        device: The model's device: "cpu", "cuda" or "nvidia", torch's or infinicore's. None: the first GPU that torch
+            sees, or the CPU on a machine without a GPU. A GPU given here must exist.
+        dtype: The dtype of activations and dense weights; None: the checkpoint's.
+        tensor_parallel_size: The number of ranks that share the model.
+        cache_type: "paged": sequences share num_blocks blocks, and are limited by the model's positions. "static":
+            max_cache_len tokens are reserved for each of max_batch_size sequences, and num_blocks is ignored.
         max_batch_size: The most sequences in a step; further requests wait.
         max_tokens: The most tokens of an output whose SamplingParams have no max_tokens.
-        num_blocks: Blocks of a paged cache. Memory is touched where it is used, on the CPU.
-        block_size: Tokens in a block.
-        max_cache_len: The most tokens of a sequence in a static cache, prompt included; at most the model's positions.
-        temperature, top_p, top_k: Of requests without SamplingParams.
+        num_blocks: The number of blocks of a paged cache. On the CPU, memory is touched only when it is used.
+        block_size: Tokens per block.
+        max_cache_len: The most tokens of a sequence in a static cache, including the prompt; at most the model's
+            positions.
+        temperature, top_p, top_k: For requests without SamplingParams.
         enable_graph: Whether decode steps are recorded and replayed.
         settings: Further arguments of torch_infini.LLM, such as weights="int8", kv_cache_dtype="int8", chunk_size, or
-            cache_bytes in place of num_blocks.
+            cache_bytes instead of num_blocks.
 
     Raises:
-        ValueError: For a value that cannot be served.
+        ValueError: For an invalid value.
     """
 
     model_path: str | Path | Llama
@@ -72,7 +73,7 @@ class EngineConfig:
 
     @classmethod
     def of(cls, *values: Any, **more: Any) -> EngineConfig:
-        """Make one whose settings are those of the arguments that are no fields."""
+        """Make a config from its fields and settings: arguments that are no fields become settings."""
         names = {one.name for one in fields(cls)}
         further = {name: value for name, value in more.items() if name not in names}
         own = {name: value for name, value in more.items() if name in names}
@@ -81,7 +82,7 @@ class EngineConfig:
         return cls(*values, **own)
 
     def check(self) -> None:
-        """Check what can be said without the model; ValueError."""
+        """Check everything that can be checked without the model; ValueError."""
         for name in ("tensor_parallel_size", "max_batch_size", "num_blocks", "block_size", "max_cache_len"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -96,15 +97,15 @@ class EngineConfig:
         self.default_params()
 
     def default_params(self) -> SamplingParams:
-        """Return the SamplingParams of requests that have none."""
+        """Return the SamplingParams of requests without any."""
         return SamplingParams(self.temperature, self.top_p, self.top_k, self.max_tokens)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of torch_infini.LLM.
 
         Raises:
-            FileNotFoundError: For a folder that is not there, or has no config.json.
-            ValueError: For a value or a model that cannot be served.
+            FileNotFoundError: For a folder that does not exist, or has no config.json.
+            ValueError: For an invalid value or an unsupported model.
             MemoryError: If the cache does not fit into memory.
         """
         self.check()
@@ -133,11 +134,11 @@ class EngineConfig:
         return found | dict(self.settings)
 
     def _check_memory(self, blocks: int, model: LlamaConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """Check that the cache, once all of it was used, fits into the memory that is free now; MemoryError."""
+        """Check that the cache, when fully used, fits into the memory that is free now; MemoryError."""
         ranks = self.tensor_parallel_size
         heads = max(model.num_key_value_heads, ranks)
         if device.type != "cpu":
-            heads //= ranks  # each rank has a device of its own
+            heads //= ranks  # each rank has its own device
         block_bytes = self.block_size * token_bytes(model.num_hidden_layers, heads, model.head_dim, dtype)
         free = free_memory(device)
         if free is not None and blocks * block_bytes > free:
@@ -149,23 +150,24 @@ class EngineConfig:
 
 
 def default_device() -> torch.device:
-    """Return the first GPU that torch sees; without one the CPU."""
+    """Return the first GPU that torch sees, or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes of a device's memory that are free; None where the system does not tell."""
+    """Return the free bytes of a device's memory; None if the system does not report them."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     found = []
     with suppress(OSError, ValueError, IndexError):
         rest = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2]
         found.append(1024 * int(rest.split()[0]))
-    with suppress(OSError, ValueError, KeyError):  # "max": no limit
+    with suppress(OSError, ValueError, KeyError):  # "max" means no limit
         limit, used, more = (
             Path("/sys/fs/cgroup", f"memory.{name}").read_text() for name in ("max", "current", "stat")
         )
         counts = dict(line.split() for line in more.splitlines())
-        files = int(counts["inactive_file"]) + int(counts["active_file"])  # which the system drops when it must
+        # Page cache, which the system drops under pressure.
+        files = int(counts["inactive_file"]) + int(counts["active_file"])
         found.append(max(0, int(limit) - int(used) + files))
     return min(found, default=None)

@@ -1,4 +1,4 @@
-"""LLMEngine: torch_infini's engine with InfiniLM's configuration and requests, for callers that step it themselves."""
+"""LLMEngine: torch_infini's engine with InfiniLM's configuration and requests, for callers that run its steps."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NAME = "infinilm.llm.LLMEngine"
 
 
 class TakesRequests(ABC):
-    """add_request, add_chat_request and abort, of LLMEngine and AsyncLLMEngine."""
+    """add_request, add_chat_request and abort, shared by LLMEngine and AsyncLLMEngine."""
 
-    _requests: dict[str, InferenceRequest]  # those that go on
+    _requests: dict[str, InferenceRequest]  # unfinished requests
 
     def add_request(
         self,
@@ -35,20 +35,20 @@ class TakesRequests(ABC):
         sampling_params: Any = None,
         request_id: str | None = None,
     ) -> InferenceRequest:
-        """Add a request; the next step begins to compute it. It does not wait for that.
+        """Add a request and return at once; the next step starts to compute it.
 
         Args:
-            prompt: Text, which needs a tokenizer, or token ids; or an InferenceRequest, which has the other three.
-            prompt_token_ids: Instead of the text, or beside it.
+            prompt: Text, which needs a tokenizer, or token ids; or an InferenceRequest, which contains the other three.
+            prompt_token_ids: Instead of the text, or in addition.
             sampling_params: None: the config's.
-            request_id: None: a new one.
+            request_id: None: a new id.
 
         Returns:
             The request, whose attributes change with each step; AsyncLLMEngine.stream_request reads it.
 
         Raises:
-            ValueError: For a prompt, settings or an id that cannot be served; other requests are not affected.
-            RuntimeError: If an AsyncLLMEngine does not run.
+            ValueError: For an invalid prompt, settings or id; other requests are not affected.
+            RuntimeError: If an AsyncLLMEngine is not running.
         """
         where = f"infinilm.llm.{type(self).__name__}.add_request"
         if not isinstance(prompt, InferenceRequest):
@@ -65,15 +65,15 @@ class TakesRequests(ABC):
     def add_chat_request(
         self, messages: Sequence[Message], sampling_params: Any = None, request_id: str | None = None
     ) -> InferenceRequest:
-        """Add a request that answers a conversation, [{"role": "user", "content": "..."}, ...]; otherwise as
+        """Add a request that answers a conversation, [{"role": "user", "content": "..."}, ...]; otherwise like
         add_request.
         """
         return self.add_request(None, self._chat_prompt(messages), sampling_params, request_id)
 
     def abort(self, request: InferenceRequest | str) -> bool:
-        """Cancel a request, given by itself or its id. False if it is not there or finished.
+        """Cancel a request, given by itself or its id. Return False if it is unknown or finished.
 
-        An AsyncLLMEngine's from any thread.
+        An AsyncLLMEngine's can be cancelled from any thread.
         """
         found = self._requests.get(request.request_id if isinstance(request, InferenceRequest) else request)
         return found is not None and found.abort()
@@ -94,12 +94,12 @@ class LLMEngine(TakesRequests):
         config: EngineConfig.
 
     Attributes:
-        config: As given.
+        config: The given config.
         llm: The torch_infini.LLM that does the work; llm.engine is its Engine.
 
     Raises:
-        FileNotFoundError: For a folder or file that is not there.
-        ValueError: For a config, checkpoint or setting that is not served.
+        FileNotFoundError: For a folder or file that does not exist.
+        ValueError: For an unsupported config, checkpoint or setting.
         MemoryError: For a cache that does not fit into memory.
 
     Example:
@@ -124,11 +124,11 @@ class LLMEngine(TakesRequests):
 
     @property
     def scheduler(self) -> SchedulerView:
-        """The sequences that wait and run, and the cache's blocks, to be read between steps."""
+        """The waiting and running sequences, and the cache's blocks; read between steps."""
         return SchedulerView(self.llm.engine.scheduler)
 
     def new_request(self, prompt: Prompt, params: Any) -> Request:
-        """Make the engine's request; ValueError for a prompt or settings that cannot be served."""
+        """Make the engine's request; ValueError for an invalid prompt or settings."""
         return self.llm.engine.new_request(prompt, resolved(params, self.config.default_params()))
 
     def _add(self, request: InferenceRequest) -> None:
@@ -159,7 +159,7 @@ class LLMEngine(TakesRequests):
         return changed
 
     def has_unfinished_requests(self) -> bool:
-        """Return whether a request is unfinished, or its end was not returned by step yet."""
+        """Return whether a request is unfinished, or step has not returned its end yet."""
         return bool(self._requests)
 
     has_unfinished = has_unfinished_requests

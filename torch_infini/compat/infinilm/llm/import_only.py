@@ -1,4 +1,4 @@
-"""ImportOnly: the base of names that scripts import, and that have nothing to hold on this engine."""
+"""ImportOnly: the base of names that scripts import but that have no function in this engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class ImportOnly:
     """A name that scripts import.
 
     Attributes:
-        reason: Why it cannot be instantiated, and what is there instead.
+        reason: Why it cannot be instantiated, and what to use instead.
 
     Raises:
         NotImplementedError: If it is instantiated.

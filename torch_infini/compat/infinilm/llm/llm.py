@@ -1,4 +1,4 @@
-"""LLM in InfiniLM's form: a folder in, lists of RequestOutput out; the other names that scripts import from here."""
+"""LLM in InfiniLM's form: a folder in, lists of RequestOutput out; and other names that scripts import from here."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ class LLM:
 
     Args:
         model_path, device, dtype, tensor_parallel_size, max_batch_size, max_tokens, num_blocks, block_size,
-            temperature, top_p, top_k, cache_type, max_cache_len, enable_graph: Fields of EngineConfig, which says what
-            they mean. The GPU that a device names must be there; without the argument a machine without a GPU computes
-            on its CPU.
+            temperature, top_p, top_k, cache_type, max_cache_len, enable_graph: Fields of EngineConfig, which documents
+            them. A GPU given as device must exist; without the argument a machine without a GPU uses its CPU.
         **settings: Further arguments of torch_infini.LLM, such as weights="int8".
 
     Attributes:
@@ -44,8 +43,8 @@ class LLM:
         engine: The LLMEngine; engine.llm is the torch_infini.LLM.
 
     Raises:
-        FileNotFoundError: For a folder or file that is not there.
-        ValueError: For a config, checkpoint or setting that is not served.
+        FileNotFoundError: For a folder or file that does not exist.
+        ValueError: For an unsupported config, checkpoint or setting.
         MemoryError: For a cache that does not fit into memory.
 
     Example:
@@ -97,19 +96,19 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Continue prompts, as many at a time as the engine takes.
+        """Continue prompts, as many at a time as fit into the engine.
 
         Args:
             prompts: A text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}, or several of them.
-            sampling_params: For all prompts, or one for each; None: the config's.
-            use_tqdm: Whether a bar of tqdm, where that is installed, counts finished prompts on stderr, where that is a
+            sampling_params: For all prompts, or one per prompt; None: the config's.
+            use_tqdm: Whether to show a tqdm bar of finished prompts on stderr, if tqdm is installed and stderr is a
                 terminal.
 
         Returns:
-            One output for each prompt, in their order. One that went wrong has finish_reason ERROR.
+            One output per prompt, in their order. A failed one has finish_reason ERROR.
 
         Raises:
-            ValueError: For a prompt or settings that cannot be served; none is computed then.
+            ValueError: For an invalid prompt or settings; nothing is computed then.
         """
         rows = prompts_of(prompts)
         default = self.config.default_params()
@@ -133,13 +132,13 @@ class LLM:
 
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or several such lists.
-            sampling_params, use_tqdm: As generate.
+            sampling_params, use_tqdm: As in generate.
 
         Returns:
             As generate.
 
         Raises:
-            ValueError: If the tokenizer has no chat template, or as generate.
+            ValueError: If the tokenizer has no chat template; otherwise as generate.
         """
         return self.generate(self.engine.llm.chat_prompts(messages), sampling_params, use_tqdm)
 

@@ -1,7 +1,7 @@
-"""InferenceRequest: a request, and a view of what the engine has generated for it; the outputs that callers get.
+"""InferenceRequest: a request, and a view of what the engine has generated for it; and the outputs for callers.
 
-The state of a request is the engine's own Request: nothing is kept twice, and a token costs nothing here until somebody
-reads it.
+The state of a request is the engine's Request: nothing is stored twice, and a token costs nothing here until it is
+read.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class FinishReason(str, Enum):
 
 
 class RequestStatus(str, Enum):
-    """What became of a request."""
+    """The state of a request."""
 
-    WAITING = "waiting"  # for a place in the batch, at first or after it was preempted
+    WAITING = "waiting"  # for a place in the batch, at first or after a preemption
     RUNNING = "running"
     FINISHED = "finished"
     CANCELED = "canceled"
@@ -53,7 +53,7 @@ _REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.CANCELED, "erro
 
 
 def reason_of(finish: str | None, stopped_by: int | str | None) -> FinishReason | None:
-    """Return why a sample ended, from the engine's two words for it; None: it goes on."""
+    """Return why a sample ended, from the engine's two names for it; None: it has not ended."""
     if finish is None:
         return None
     stop = FinishReason.STOP_STRING if isinstance(stopped_by, str) else FinishReason.EOS_TOKEN
@@ -102,14 +102,14 @@ class TokenOutput:
     """A token of a request, as stream_request yields it.
 
     Attributes:
-        request_id: The request's.
-        token_id: None where the output ended without a further token.
+        request_id: The request's id.
+        token_id: None if the output ended without a further token.
         token_text: The text that it added, "" for an end token; text that may belong to a later token's character or
-            stop string comes with that one.
-        finished: Whether it is the sample's last.
-        finish_reason: Why; None where it is not the last.
+            stop string is delivered with that token.
+        finished: Whether it is the sample's last token.
+        finish_reason: The reason; None if it is not the last.
         generated_text: The text so far.
-        index: Of the sample.
+        index: The sample's index.
     """
 
     request_id: str
@@ -122,7 +122,7 @@ class TokenOutput:
 
 
 class SampleDelta(NamedTuple):
-    """What a step added to a sample: tokens, text, and why it ended. Sample -1: none, all of the request ended."""
+    """A step's addition to a sample: tokens, text, and why it ended. Sample -1: the whole request ended."""
 
     sample: int
     tokens: Sequence[int]
@@ -131,11 +131,11 @@ class SampleDelta(NamedTuple):
 
 
 class Outbox:
-    """Parts on their way from the engine's thread to one reader in any event loop."""
+    """Parts passed from the engine's thread to one reader in any event loop."""
 
     def __init__(self) -> None:
         self._parts: deque[SampleDelta | BaseException] = deque()
-        self._waiter: asyncio.Future[None] | None = None  # replaced by the reader, and by nobody else
+        self._waiter: asyncio.Future[None] | None = None  # replaced only by the reader
         self.has_reader = False
 
     def put(self, part: SampleDelta | BaseException) -> None:
@@ -150,15 +150,15 @@ class Outbox:
         """Return the next part, in the reader's loop.
 
         Args:
-            until: When to give up, in seconds of loop.time(); None: never.
+            until: When to stop waiting, in seconds of loop.time(); None: never.
 
         Returns:
-            None if none came until then.
+            The part, or None if none arrived in time.
         """
         while not self._parts:
             loop = asyncio.get_running_loop()
             self._waiter = waiter = loop.create_future()
-            if self._parts:  # it came before the waiter was there
+            if self._parts:  # the part arrived before the waiter existed
                 break
             if until is None:
                 await waiter
@@ -179,17 +179,17 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class InferenceRequest:
-    """A request of LLMEngine or AsyncLLMEngine; their add_request makes it, or takes one that is made.
+    """A request of LLMEngine or AsyncLLMEngine; their add_request makes it, or accepts an existing one.
 
     Args:
-        request_id: None: a new one.
+        request_id: None: a new id.
         prompt: Text, or token ids.
-        prompt_token_ids: The prompt's tokens, instead of the text or beside it.
+        prompt_token_ids: The prompt's tokens, instead of the text or in addition.
         sampling_params: SamplingParams; None: the engine's defaults.
 
     Attributes:
         request_id, prompt, sampling_params: As given.
-        arrival_time: When it was made, in seconds of time.time().
+        arrival_time: When it was created, in seconds of time.time().
     """
 
     def __init__(
@@ -206,10 +206,10 @@ class InferenceRequest:
         self.arrival_time = time.time()
         self._request: Request | None = None
         self._cancel: Callable[[], object] | None = None
-        self._ended: FinishReason | None = None  # by the caller or a failure; the engine may not know yet
+        self._ended: FinishReason | None = None  # set by the caller or a failure; the engine may not know yet
         self._error: BaseException | None = None
         self.outbox = Outbox()
-        self.added: Future[str] | None = None  # the engine's id, by AsyncLLMEngine
+        self.added: Future[str] | None = None  # the engine's id, set by AsyncLLMEngine
         self.told: set[int] = set()  # samples whose end is in the outbox
 
     def __repr__(self) -> str:
@@ -218,7 +218,7 @@ class InferenceRequest:
 
     @property
     def engine_prompt(self) -> Prompt:
-        """The prompt as torch_infini's engine takes it."""
+        """The prompt in the form of torch_infini's engine."""
         if self._prompt_token_ids is None:
             prompt: Prompt = self.prompt
             return prompt
@@ -226,12 +226,12 @@ class InferenceRequest:
 
     @property
     def is_added(self) -> bool:
-        """Whether an engine has taken it."""
+        """Whether an engine has accepted it."""
         return self._request is not None
 
     @property
     def sample_count(self) -> int:
-        """How many samples it will have."""
+        """The number of samples it will have."""
         return 1 if self._request is None else self._request.params.n
 
     def bind(self, request: Request, cancel: Callable[[], object]) -> None:
@@ -239,24 +239,24 @@ class InferenceRequest:
         self._request, self._cancel = request, cancel
 
     def release(self) -> None:
-        """Let go of the engine, after the end."""
+        """Release the engine, after the end."""
         self._cancel = None
 
     def end(self, reason: FinishReason) -> None:
-        """End it for its reader, before the engine does; nothing if it has ended."""
+        """End it for its reader, before the engine does; does nothing if it has ended."""
         if not self.is_finished():
             self._ended = reason
             self.outbox.put(SampleDelta(-1, (), "", reason))
 
     def fail(self, error: BaseException) -> None:
-        """Give its reader an error of the engine itself, after which no output comes."""
+        """Report a failure of the engine to its reader; no further output follows."""
         if self._ended is None:
             self._ended, self._error = FinishReason.ERROR, error
         self.outbox.put(error)
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        """The prompt's tokens; of a text only once an engine has taken it."""
+        """The prompt's tokens; for a text only after an engine has accepted it."""
         return self._request.prompt if self._request is not None else list(self._prompt_token_ids or ())
 
     @property
@@ -271,7 +271,7 @@ class InferenceRequest:
 
     @property
     def status(self) -> RequestStatus:
-        """What became of it."""
+        """Its state."""
         if self.is_finished():
             reason = self.finish_reason
             return RequestStatus.FINISHED if reason is None else _ENDED.get(reason, RequestStatus.FINISHED)
@@ -280,7 +280,7 @@ class InferenceRequest:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the first sample ended; None: it goes on."""
+        """Why the first sample ended; None: it has not."""
         if self._ended is not None or self._request is None:
             return self._ended
         first = self._request.sequences[0]
@@ -288,20 +288,20 @@ class InferenceRequest:
 
     @property
     def error(self) -> str | None:
-        """What went wrong; None: nothing."""
+        """The error message; None: no error."""
         if self._error is not None:
             return str(self._error)
         return None if self._request is None else self._request.sequences[0].error
 
     def is_finished(self) -> bool:
-        """Return whether no further token will come."""
+        """Return whether no further token will follow."""
         return self._ended is not None or (self._request is not None and self._request.is_finished)
 
     def to_request_output(self) -> RequestOutput:
         """Return the output so far.
 
         Raises:
-            RuntimeError: If no engine has taken it.
+            RuntimeError: If no engine has accepted it.
         """
         if self._request is None:
             raise RuntimeError(
@@ -310,7 +310,7 @@ class InferenceRequest:
         return RequestOutput.of(output_of(self._request), self.request_id, self._ended)
 
     def abort(self, reason: FinishReason = FinishReason.CANCELED) -> bool:
-        """Cancel it, from any thread; its reader gets one more TokenOutput. False if it was finished already."""
+        """Cancel it, from any thread; its reader gets one more TokenOutput. Return False if it was already finished."""
         cancel = self._cancel
         if self.is_finished() or cancel is None:
             return False

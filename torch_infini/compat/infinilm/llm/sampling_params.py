@@ -1,6 +1,6 @@
-"""SamplingParams in InfiniLM's form: by position, with its defaults, mutable and with clone().
+"""SamplingParams in InfiniLM's form: positional, with its defaults, mutable and with clone().
 
-They become torch_infini.SamplingParams, which check them, when they are made and when a request is added.
+They are converted to torch_infini.SamplingParams, which validates them, at creation and when a request is added.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _NAME = "infinilm.llm.SamplingParams"
 class SamplingParams:
     """How the tokens of a request are chosen and when they end.
 
-    The defaults are InfiniLM's: top_k 1 is the most likely token always.
+    The defaults are InfiniLM's: top_k 1 always takes the most likely token.
 
     Args:
-        temperature: What logits are divided by; 0: the most likely token always.
+        temperature: The divisor of logits; 0: always the most likely token.
         top_p: Draw among the most likely tokens that hold this share of the probability, from 0 to 1.
-        top_k: Draw among so many most likely tokens; 0: no limit.
-        max_tokens: The output's end, in tokens; None: the engine's max_tokens.
-        stop: A string or strings that end the output where they first appear in it.
+        top_k: Draw among this many most likely tokens; 0: no limit.
+        max_tokens: The most tokens of the output; None: the engine's max_tokens.
+        stop: A string or strings that end the output at their first occurrence.
         stop_token_ids: Tokens that end the output, besides the model's end-of-sequence tokens.
-        ignore_eos: Whether end-of-sequence tokens are tokens like all others.
+        ignore_eos: Whether end-of-sequence tokens are treated like all others.
         n, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logit_bias, logprobs, min_tokens,
         include_stop_str_in_output: As in torch_infini.SamplingParams.
 
     Raises:
-        ValueError: For a value that torch_infini.SamplingParams refuses, also when a request is added, for attributes
-            may be set until then.
+        ValueError: For a value that torch_infini.SamplingParams rejects, also when a request is added, because
+            attributes can be set until then.
     """
 
     temperature: float = 1.0
@@ -61,7 +61,7 @@ class SamplingParams:
 
     @classmethod
     def greedy(cls, **more: Any) -> SamplingParams:
-        """Make parameters of greedy sampling.
+        """Make parameters for greedy sampling.
 
         Args:
             **more: Other arguments of SamplingParams.
@@ -69,17 +69,17 @@ class SamplingParams:
         return cls(temperature=0.0, **more)
 
     def clone(self) -> SamplingParams:
-        """Return a copy whose attributes may be set."""
+        """Return a copy whose attributes can be set."""
         return copy(self)
 
     def resolve(self, max_tokens: int | None) -> engine.SamplingParams:
         """Return the engine's SamplingParams.
 
         Args:
-            max_tokens: Where self.max_tokens is None.
+            max_tokens: Used if self.max_tokens is None.
 
         Raises:
-            ValueError: For a value that they refuse.
+            ValueError: For a value that torch_infini.SamplingParams rejects.
         """
         values = dict(vars(self))
         for name in ("stop", "stop_token_ids"):

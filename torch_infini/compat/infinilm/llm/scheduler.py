@@ -1,4 +1,4 @@
-"""infinilm.llm.scheduler: the engine's Scheduler under InfiniLM's name, and what LLMEngine.scheduler shows of it."""
+"""infinilm.llm.scheduler: the engine's Scheduler with InfiniLM's name, and the result of LLMEngine.scheduler."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["ScheduledChunk", "Scheduler", "SchedulerOutput", "SchedulerView"]
 
 
 class SchedulerView:
-    """The state of an engine's Scheduler in the words of EngineConfig, to be read between steps.
+    """The state of an engine's Scheduler with EngineConfig's terms, to be read between steps.
 
     Args:
-        scheduler: The engine's.
+        scheduler: The engine's Scheduler.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -22,7 +22,7 @@ class SchedulerView:
 
     @property
     def waiting(self) -> list[Sequence]:
-        """Sequences that have not begun or were preempted; the first is scheduled first."""
+        """Sequences that have not started or were preempted; the first is scheduled first."""
         return list(self._scheduler.waiting)
 
     @property
@@ -37,7 +37,7 @@ class SchedulerView:
 
     @property
     def cache_manager(self) -> BlockManager:
-        """What allocates the cache's blocks; `free` and `kept` count those that are."""
+        """The allocator of the cache's blocks; `free` and `kept` count free and cached blocks."""
         return self._scheduler.blocks
 
     @property
@@ -52,11 +52,11 @@ class SchedulerView:
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block."""
+        """Tokens per block."""
         return self._scheduler.blocks.block_size
 
 
 class SchedulerOutput(ImportOnly):
-    """A name that scripts import: schedule() returns a list of ScheduledChunk."""
+    """Exists for scripts that import it: schedule() returns a list of ScheduledChunk."""
 
     reason = "Scheduler.schedule returns a list of ScheduledChunk; LLMEngine.metrics counts what was scheduled"

@@ -1,1 +1,1 @@
-"""infinilm.models: the models by their families' names."""
+"""infinilm.models: the models by family."""

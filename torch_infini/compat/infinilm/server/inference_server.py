@@ -27,13 +27,12 @@ class InferenceServer:
     """A model served over HTTP: /chat/completions, /v1/chat/completions, /health, /v1/models and the other routes of
     `python -m torch_infini serve`.
 
-    Requests may name any model, or none; temperature, top_p, top_k and max_tokens are those of requests that do not
-    give them.
+    Requests may name any model, or none; temperature, top_p, top_k and max_tokens are the defaults of requests.
 
     Args:
         model_path, device, ..., enable_graph: The fields of infinilm.llm.EngineConfig.
-        host, port: Where it listens; port 0: a free one. The default is this machine alone.
-        log_level: Of uvicorn; "info" writes a line for each request.
+        host, port: The address; port 0: a free one. By default only this machine can connect.
+        log_level: uvicorn's level; "info" logs a line per request.
         **serving: Fields of torch_infini.serve.ServeSettings: api_key, max_queue, max_body, drain, allow_origins.
 
     Attributes:
@@ -41,7 +40,7 @@ class InferenceServer:
         settings: The ServeSettings.
 
     Raises:
-        ValueError: For a value that cannot be served.
+        ValueError: For an invalid value.
 
     Example:
         >>> InferenceServer("path/to/model", port=8000).start()
@@ -98,19 +97,19 @@ class InferenceServer:
         self._host, self._port, self._log_level = host, port, log_level
 
     def create_app(self, llm: AsyncLLM) -> FastAPI:
-        """Make the ASGI application of an engine, for a server of the caller's."""
+        """Make the ASGI application of an engine, for the caller's own server."""
         return with_old_route(create_app(Service(llm, self.settings)))
 
     def start(self) -> None:
         """Load the model and serve until SIGTERM or Ctrl-C; running requests finish first.
 
         Raises:
-            FileNotFoundError: For a folder or file that is not there.
-            OSError: If the address cannot be listened at.
-            ValueError: For a config, checkpoint or setting that is not served.
+            FileNotFoundError: For a folder or file that does not exist.
+            OSError: If the address is not available.
+            ValueError: For an unsupported config, checkpoint or setting.
             MemoryError: For a cache that does not fit into memory.
         """
-        with bind(self._host, self._port) as listener:  # first: reading the model takes long
+        with bind(self._host, self._port) as listener:  # before the slow loading of the model
             llm = AsyncLLM(**self.config.arguments())
             print(f"serving {self.settings.model_names[0]} at {address_of(listener)}", flush=True)
             run_server(llm, self.settings, listener, self._log_level, with_old_route)
@@ -119,13 +118,13 @@ class InferenceServer:
 
 
 def with_old_route(app: FastAPI) -> FastAPI:
-    """Add /chat/completions, where clients of InfiniLM's server look first."""
+    """Add /chat/completions, which clients of InfiniLM's server try first."""
     app.add_api_route("/chat/completions", chat_completions, methods=["POST"], response_model=None)
     return app
 
 
 def parser() -> argparse.ArgumentParser:
-    """Make the parser of the program's flags; each may be written with - or _ between its words."""
+    """Make the parser of the program's flags; each may be written with - or _ between words."""
     made = argparse.ArgumentParser(prog="infinilm.server.inference_server", description="Serve a model over HTTP.")
 
     def add(name: str, **settings: Any) -> None:
@@ -170,7 +169,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the program; SystemExit with status 2 and a sentence for bad input."""
+    """Run the program; SystemExit with status 2 and a message for invalid input."""
     made = parser()
     given = {name: value for name, value in vars(made.parse_args(argv)).items() if value is not None}
     try:

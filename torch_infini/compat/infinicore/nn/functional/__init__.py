@@ -1,6 +1,6 @@
-"""The ops that models are made of, and those of torch.nn.functional.
+"""The ops that models consist of, and those of torch.nn.functional.
 
-Each takes `out`, written and returned; while a graph is recorded, it is noted.
+All take `out`, written and returned; while a graph is recorded, calls are noted.
 """
 
 from ... import _aten_functional

@@ -1,4 +1,4 @@
-"""SiLU, and the gated unit made of it."""
+"""SiLU, and the gated unit based on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE = __name__.removesuffix(".nn.functional.activation")
 def silu(input: Tensor, inplace: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return input * sigmoid(input); `torch.nn.functional.silu(input, inplace)`.
 
-    On "cuda" and "musa" without `out`, the package ntops computes it where infinicore.use_ntops is true.
+    On "cuda" and "musa" without `out`, the package ntops computes it if infinicore.use_ntops is true.
     """
     source = raw(input, "infinicore.nn.functional.silu", "input")
     if out is None:

@@ -21,9 +21,9 @@ def embedding(
     """Return the rows of a table; `torch.nn.functional.embedding(input, weight)`.
 
     Args:
-        input: Numbers of rows, int32 or int64, any shape.
+        input: Row indices, int32 or int64, any shape.
         weight: [rows, d].
-        padding_idx: Of no effect: there are no gradients.
+        padding_idx: Has no effect: there are no gradients.
         max_norm, norm_type, scale_grad_by_freq, sparse: Must have their defaults.
         out: [*input.shape, d].
     """

@@ -10,7 +10,7 @@ from ...tensor import Tensor
 
 
 def causal_softmax(input: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return the softmax over the last dimension, 0 where a key is later than its query.
+    """Return the softmax over the last dimension with a causal mask: 0 where a key is later than its query.
 
     Args:
         input: [..., n, m], scores of n queries and m keys, n <= m: query i sees keys up to i + m - n.

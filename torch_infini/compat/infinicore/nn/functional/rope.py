@@ -8,7 +8,7 @@ from ...tensor import Tensor
 
 
 class RopeAlgo:
-    """Which elements of a head make a pair: neighbours (GPT_J), or those half a head apart (GPT_NEOX)."""
+    """Which elements of a head form a pair: neighbours (GPT_J), or elements half a head apart (GPT_NEOX)."""
 
     GPT_J = _infinicore.RoPEAlgo.GPT_J
     GPT_NEOX = _infinicore.RoPEAlgo.GPT_NEOX

@@ -1,4 +1,4 @@
-"""The modules: the base class, the list, and the layers that models are made of."""
+"""The modules: the base class, the list, and the layers that models consist of."""
 
 from .linear import Linear
 from .module import Module

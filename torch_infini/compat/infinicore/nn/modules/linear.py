@@ -1,4 +1,4 @@
-"""Linear: a layer with a weight and, where asked for, a bias."""
+"""Linear: a layer with a weight and an optional bias."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .module import Module
 
 
 class Linear(Module):
-    """input @ weight.T + bias; the parameters are not filled.
+    """input @ weight.T + bias; the parameters are uninitialized.
 
     Args:
         in_features: Size of the input's last dimension.
-        out_features: Size of the result's.
-        bias: Whether there is one. Unlike torch's, the default is False.
-        device: Of the parameters; None: the CPU.
-        dtype: Of the parameters; None: float32.
+        out_features: Size of the result's last dimension.
+        bias: Whether there is a bias. Unlike torch's, the default is False.
+        device: The parameters' device; None: the CPU.
+        dtype: The parameters' dtype; None: float32.
     """
 
     weight: Tensor
@@ -40,7 +40,7 @@ class Linear(Module):
         self.register_parameter("bias", Parameter(empty([out_features], dtype=kind, device=place)) if bias else None)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's result for [..., in_features]: [..., out_features]."""
+        """Compute [..., out_features] from [..., in_features]."""
         return functional.linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Module: parameters, buffers and submodules under dotted names, as torch.nn.Module has them, without gradients."""
+"""Module: parameters, buffers and submodules by dotted names, like torch.nn.Module, without gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Module:
-    """The base of all modules: assign parameters, tensors of buffers and modules as attributes, and write forward().
+    """The base of all modules: assign parameters, buffers' tensors and modules as attributes, and write forward().
 
-    A Parameter or a Module that is assigned to an attribute is registered under its name; a registered name takes a
-    plain Tensor too. Buffers are registered with register_buffer(). All are reached as attributes.
+    A Parameter or Module that is assigned to an attribute is registered under its name; a registered name also accepts
+    a plain Tensor. Buffers are registered with register_buffer(). All are available as attributes.
     """
 
     training: bool
@@ -38,7 +38,7 @@ class Module:
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the module; classes of modules define it."""
+        """Compute the module; subclasses define it."""
         raise NotImplementedError(f"infinicore.nn.Module: {type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -47,20 +47,20 @@ class Module:
     # ---- registration ----
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Register a tensor that is no parameter; state_dict() has it if it is persistent."""
+        """Register a tensor that is no parameter; state_dict() includes it if it is persistent."""
         self._check_name(name, "register_buffer", self._buffers)
         self._check_type(name, tensor, Tensor, "register_buffer")
         self._buffers[name] = tensor
         (self._non_persistent_buffers_set.discard if persistent else self._non_persistent_buffers_set.add)(name)
 
     def register_parameter(self, name: str, param: Tensor | None) -> None:
-        """Register a parameter; None keeps the name without one."""
+        """Register a parameter; None registers the name without one."""
         self._check_name(name, "register_parameter", self._parameters)
         self._check_type(name, param, Tensor, "register_parameter")
         self._parameters[name] = param
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Register a submodule; None keeps the name without one."""
+        """Register a submodule; None registers the name without one."""
         self._check_name(name, "add_module", self._modules)
         self._check_type(name, module, Module, "add_module")
         self._modules[name] = module
@@ -119,7 +119,7 @@ class Module:
             object.__setattr__(self, name, value)
 
     def _forget(self, name: str, but: Mapping[str, object]) -> None:
-        """Make a name free that stands for something of another kind."""
+        """Free a name that is registered for another kind."""
         self.__dict__.pop(name, None)
         for table in (self._parameters, self._buffers, self._modules):
             if table is not but:
@@ -137,12 +137,12 @@ class Module:
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *self._parameters, *self._buffers, *self._modules})
 
-    # ---- walks: each tensor and module once, though it may have several names ----
+    # ---- traversal: each tensor and module once, even if it has several names ----
 
     def named_modules(
         self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Module]]:
-        """Yield (dotted name, module) of this module, whose name is the prefix, and of all below."""
+        """Yield (dotted name, module) of this module, named by the prefix, and of all modules below."""
         memo = set() if memo is None else memo
         if self in memo:
             return
@@ -154,23 +154,23 @@ class Module:
                 yield from module.named_modules(memo, _join(prefix, name), remove_duplicate)
 
     def modules(self) -> Iterator[Module]:
-        """Yield this module and all below."""
+        """Yield this module and all modules below."""
         for _, module in self.named_modules():
             yield module
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Yield (name, module) of the modules directly below."""
+        """Yield (name, module) of the direct submodules."""
         yield from _unique((name, child) for name, child in self._modules.items() if child is not None)
 
     def children(self) -> Iterator[Module]:
-        """Yield the modules directly below."""
+        """Yield the direct submodules."""
         for _, module in self.named_children():
             yield module
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield (dotted name, parameter), of the modules below too unless recurse is false."""
+        """Yield (dotted name, parameter), including the modules below unless recurse is false."""
         yield from self._named_members("_parameters", prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -181,7 +181,7 @@ class Module:
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield (dotted name, buffer), of the modules below too unless recurse is false."""
+        """Yield (dotted name, buffer), including the modules below unless recurse is false."""
         yield from self._named_members("_buffers", prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
@@ -202,7 +202,7 @@ class Module:
         yield from _unique(members) if remove_duplicate else members
 
     def get_submodule(self, target: str) -> Module:
-        """Return the module of a dotted name; AttributeError if there is none."""
+        """Return the module with a dotted name; AttributeError if there is none."""
         found = self
         for name in target.split(".") if target else ():
             child = found._modules.get(name)
@@ -212,7 +212,7 @@ class Module:
         return found
 
     def get_parameter(self, target: str) -> Tensor:
-        """Return the parameter of a dotted name; AttributeError if there is none."""
+        """Return the parameter with a dotted name; AttributeError if there is none."""
         place, _, name = target.rpartition(".")
         found = self.get_submodule(place)._parameters.get(name)
         if found is None:
@@ -220,7 +220,7 @@ class Module:
         return found
 
     def get_buffer(self, target: str) -> Tensor:
-        """Return the buffer of a dotted name; AttributeError if there is none."""
+        """Return the buffer with a dotted name; AttributeError if there is none."""
         place, _, name = target.rpartition(".")
         found = self.get_submodule(place)._buffers.get(name)
         if found is None:
@@ -232,12 +232,12 @@ class Module:
     def state_dict(
         self, destination: dict[str, Tensor] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Tensor]:
-        """Return parameters and persistent buffers by dotted name, shared with the module and not copied.
+        """Return parameters and persistent buffers by dotted name; the tensors are the module's own, not copies.
 
         Args:
-            destination: Filled and returned in place of a new dict.
+            destination: Filled and returned instead of a new dict.
             prefix: Of all names.
-            keep_vars: Of no effect: there are no gradients to detach from.
+            keep_vars: Has no effect: there are no gradients to detach from.
         """
         found: dict[str, Tensor] = OrderedDict() if destination is None else destination
         for name, tensor in self._state().items():
@@ -249,19 +249,19 @@ class Module:
         return found
 
     def _state(self) -> dict[str, Tensor | None]:
-        """This module's own parameters and persistent buffers."""
+        """Yield this module's own parameters and persistent buffers."""
         kept = {name: t for name, t in self._buffers.items() if name not in self._non_persistent_buffers_set}
         return {**self._parameters, **kept}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> tuple[list[str], list[str]]:
         """Load parameters and persistent buffers by dotted name; return (missing names, unexpected names).
 
-        Values are copied where shape, dtype and device are those of the module's tensor. Where they differ, a line says
-        so and the module's tensor is *replaced* by the one that came.
+        Values are copied if shape, dtype and device equal those of the module's tensor. Otherwise a warning line is
+        printed, and the module's tensor is *replaced* by the given one.
 
         Args:
             state_dict: What state_dict() returns.
-            strict: Whether missing and unexpected names are a RuntimeError, raised when the others have been loaded.
+            strict: Whether missing and unexpected names raise RuntimeError, after the others have been loaded.
         """
         where = "infinicore.nn.Module.load_state_dict"
         if not isinstance(state_dict, Mapping):
@@ -297,8 +297,8 @@ class Module:
             self._buffers[name] = value
 
     def to(self, device: Device | str) -> Module:
-        """Move parameters and buffers to a device, in place; return the module. There is no conversion of dtypes."""
-        moved: dict[int, Tensor] = {}  # what has two names stays one tensor
+        """Move parameters and buffers to a device, in place; return the module. dtypes cannot be converted."""
+        moved: dict[int, Tensor] = {}  # a tensor with two names stays one tensor
         for module in self.modules():
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
@@ -310,17 +310,17 @@ class Module:
         return self
 
     def train(self, mode: bool = True) -> Module:
-        """Set `training` here and below; return the module."""
+        """Set `training` of this module and all below; return the module."""
         for module in self.modules():
             object.__setattr__(module, "training", mode)
         return self
 
     def eval(self) -> None:
-        """Clear `training` here and below; return None."""
+        """Clear `training` of this module and all below; return None."""
         self.train(False)
 
     def extra_repr(self) -> str:
-        """Return what repr() shows in the brackets; classes of modules define it."""
+        """Return what repr() shows in the brackets; subclasses define it."""
         return ""
 
     def __repr__(self) -> str:
@@ -336,7 +336,7 @@ def _join(prefix: str, name: str) -> str:
 
 
 def _unique(members: Iterator[tuple[str, _Member]]) -> Iterator[tuple[str, _Member]]:
-    """The members without those that came before under another name."""
+    """Yield the members except those that came before under another name."""
     seen: set[int] = set()
     for name, member in members:
         if id(member) not in seen:

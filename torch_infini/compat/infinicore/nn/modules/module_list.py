@@ -9,10 +9,10 @@ from .module import Module
 
 
 class ModuleList(Module):
-    """A list of modules, which are registered under their places in it.
+    """A list of modules, which are registered by their indices.
 
     Args:
-        modules: The first ones.
+        modules: The initial modules.
     """
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
@@ -59,18 +59,18 @@ class ModuleList(Module):
         return index % len(self)
 
     def append(self, module: Module) -> ModuleList:
-        """Add a module at the end; return the list."""
+        """Append a module; return the list."""
         self.add_module(str(len(self)), module)
         return self
 
     def extend(self, modules: Iterable[Module]) -> ModuleList:
-        """Add modules at the end; return the list."""
+        """Append modules; return the list."""
         for module in list(modules):
             self.append(module)
         return self
 
     def insert(self, index: int, module: Module) -> None:
-        """Add a module before the one at `index`."""
+        """Insert a module before the one at `index`."""
         kept = self._list()
         kept.insert(index, module)
         self._set(kept)
@@ -88,5 +88,5 @@ class ModuleList(Module):
         return ModuleList([*self, *other])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """A list has nothing to compute."""
+        """Raise: a list has nothing to compute."""
         raise NotImplementedError("infinicore.nn.ModuleList: call its modules; the list has no forward()")

@@ -15,14 +15,14 @@ from .module import Module
 
 
 class RMSNorm(Module):
-    """RMS norm over the last dimension, times a weight; the weight is not filled.
+    """RMS norm over the last dimension, times a weight; the weight is uninitialized.
 
     Args:
         normalized_shape: Size of the last dimension, as a number or a list of one.
         eps: Added to the mean of squares.
         elementwise_affine: Must be true.
-        device: Of the weight; None: the CPU.
-        dtype: Of the weight; None: float32.
+        device: The weight's device; None: the CPU.
+        dtype: The weight's dtype; None: float32.
     """
 
     weight: Tensor
@@ -44,7 +44,7 @@ class RMSNorm(Module):
         self.weight = Parameter(empty(self.normalized_shape, dtype=dtype or float32, device=device or Device("cpu")))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of [..., d], of the same shape."""
+        """Compute the norm of [..., d], with the same shape."""
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""RoPE: rotary position embedding with tables of its own."""
+"""RoPE: rotary position embedding with its own tables."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class RoPE(Module):
 
     Args:
         max_position_embeddings: Rows of the tables.
-        rope_theta: Pair i of a head turns by position * rope_theta ** (-2 i / head_dim).
+        rope_theta: Pair i of a head is rotated by position * rope_theta ** (-2 i / head_dim).
         head_dim: Size of a head, even.
-        device: Of the tables; None: the CPU.
-        dtype: Of the tables, which are computed in float64; None: float32.
+        device: The tables' device; None: the CPU.
+        dtype: The tables' dtype (they are computed in float64); None: float32.
     """
 
     def __init__(

@@ -12,15 +12,15 @@ from .module import Module
 
 
 class Embedding(Module):
-    """A table of rows; the weight is not filled.
+    """A table of rows; the weight is uninitialized.
 
     Args:
         num_embeddings: Rows.
         embedding_dim: Size of a row.
-        padding_idx: A row, from -num_embeddings; of no effect, since there are no gradients.
-        max_norm, norm_type, scale_grad_by_freq, sparse, _weight, _freeze: As torch has them; must have their defaults.
-        device: Of the weight; None: the CPU.
-        dtype: Of the weight; None: float32.
+        padding_idx: A row, from -num_embeddings; has no effect, since there are no gradients.
+        max_norm, norm_type, scale_grad_by_freq, sparse, _weight, _freeze: As in torch; must have their defaults.
+        device: The weight's device; None: the CPU.
+        dtype: The weight's dtype; None: float32.
     """
 
     weight: Tensor
@@ -55,7 +55,7 @@ class Embedding(Module):
         self.weight = Parameter(empty([num_embeddings, embedding_dim], dtype=dtype or float32, device=place))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the rows of these numbers, int32 or int64 of any shape: [*shape, embedding_dim]."""
+        """Return the rows with these indices, int32 or int64 of any shape: [*shape, embedding_dim]."""
         return functional.embedding(input, self.weight)
 
     def extra_repr(self) -> str:

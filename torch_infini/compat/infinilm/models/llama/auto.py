@@ -1,4 +1,4 @@
-"""AutoLlamaModel and LlamaForCausalLM: InfiniLM's earlier names of an engine for a model folder."""
+"""AutoLlamaModel and LlamaForCausalLM: InfiniLM's earlier names for an engine of a model folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...infer_engine import InferEngine
 
 
 class LlamaForCausalLM(InferEngine):
-    """An InferEngine of a LlamaConfig or a model folder; arguments, methods and errors are the engine's."""
+    """An InferEngine for a LlamaConfig or a model folder; arguments, methods and errors are the engine's."""
 
 
 class AutoLlamaModel:
