@@ -113,6 +113,7 @@ attention::Args attend(const Args &args) {
     paged.q_starts = args.cum_seq_lens_q;
     paged.alibi_slopes = args.alibi_slopes;
     paged.scale = args.scale;
+    paged.softcap = args.softcap;
     paged.window = args.window;
     paged.keeps_empty = !args.define_all;
     paged.workspace = args.workspace;
@@ -169,6 +170,7 @@ void check(const char *op, const Args &args) {
     }
     constexpr double limit = std::numeric_limits<float>::max();
     rule.range("scale", args.scale, -limit, limit, "be finite in float32");
+    rule.range("softcap", args.softcap, 0, limit, "be 0 (no cap), or positive and finite in float32");
     if (args.window < 0) {
         rule.fail(INFINI_STATUS_BAD_PARAM, "window", "be 0 (no limit) or positive", std::to_string(args.window));
     }

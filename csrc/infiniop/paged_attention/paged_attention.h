@@ -1,4 +1,5 @@
-// paged_attention:         out = softmax(scale * q k^T + alibi) v, one query for each sequence (decode).
+// paged_attention:         out = softmax(cap(scale * q k^T) + alibi) v, one query for each sequence (decode), where
+// cap(s) = softcap * tanh(s / softcap), or s without a softcap.
 // paged_attention_prefill: the same for several queries of each sequence, which see no keys behind their own.
 // With a window W a query sees its own key and the W - 1 before it; keys that no query sees are not read, and blocks of
 // such keys alone may be freed: their entries of the table are not read.
@@ -27,6 +28,7 @@ struct Args {
         cum_seq_lens_q; // [n + 1] int64 or int32: where each sequence's queries begin in q; dtype 0: paged_attention
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position); dtype 0: none
     double scale = 1;
+    double softcap = 0;        // 0: none
     int64_t window = 0;        // keys that a query sees at most; 0: no limit
     bool define_all = false;   // out's rows of a sequence without keys become zeros; false: they keep what they hold
     void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes

@@ -14,7 +14,7 @@ constexpr Checker kDecode("paged_attention"), kPrefill("paged_attention_prefill"
 Args inputs(const ExecutionContext &context, const Checker &rule, const Tensor &q, const Tensor &k_cache,
             const Tensor &v_cache, const Tensor &block_tables, const Tensor &seq_lens,
             const std::optional<Tensor> &alibi_slopes, std::optional<double> scale, int64_t window,
-            const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales) {
+            const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales, double softcap) {
     Args args;
     args.q = view(context, rule, "q", q);
     args.k_cache = view(context, rule, "k_cache", k_cache);
@@ -26,6 +26,7 @@ Args inputs(const ExecutionContext &context, const Checker &rule, const Tensor &
     args.v_scales = optional_view(context, rule, "v_scales", v_scales);
     const int64_t head_size = args.q.ndim > 0 && args.q.size(-1) > 0 ? args.q.size(-1) : 1;
     args.scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_size));
+    args.softcap = softcap;
     args.window = window;
     args.define_all = true;
     return args;
@@ -46,9 +47,9 @@ void run_with_workspace(const ExecutionContext &context, const char *op, Args &a
 Tensor decode(const ExecutionContext &context, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
               const Tensor &block_tables, const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes,
               std::optional<double> scale, int64_t window, const std::optional<Tensor> &k_scales,
-              const std::optional<Tensor> &v_scales) {
+              const std::optional<Tensor> &v_scales, double softcap) {
     Args args = inputs(context, kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window,
-                       k_scales, v_scales);
+                       k_scales, v_scales, softcap);
     Tensor out = empty_like(context, args.q);
     args.out = view(context, kDecode, "out", out);
     run_with_workspace(context, "paged_attention", args);
@@ -58,9 +59,9 @@ Tensor decode(const ExecutionContext &context, const Tensor &q, const Tensor &k_
 Tensor decode_out(const ExecutionContext &context, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
                   const Tensor &block_tables, const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes,
                   std::optional<double> scale, int64_t window, const std::optional<Tensor> &k_scales,
-                  const std::optional<Tensor> &v_scales, Tensor out) {
+                  const std::optional<Tensor> &v_scales, double softcap, Tensor out) {
     Args args = inputs(context, kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window,
-                       k_scales, v_scales);
+                       k_scales, v_scales, softcap);
     args.out = view(context, kDecode, "out", out);
     run_with_workspace(context, "paged_attention", args);
     return out;
@@ -69,9 +70,9 @@ Tensor decode_out(const ExecutionContext &context, const Tensor &q, const Tensor
 Tensor prefill(const ExecutionContext &context, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
                const Tensor &block_tables, const Tensor &seq_lens, const Tensor &cum_seq_lens_q,
                const std::optional<Tensor> &alibi_slopes, std::optional<double> scale, int64_t window,
-               const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales) {
+               const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales, double softcap) {
     Args args = inputs(context, kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window,
-                       k_scales, v_scales);
+                       k_scales, v_scales, softcap);
     args.cum_seq_lens_q = view(context, kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     Tensor out = empty_like(context, args.q);
     args.out = view(context, kPrefill, "out", out);
@@ -82,9 +83,10 @@ Tensor prefill(const ExecutionContext &context, const Tensor &q, const Tensor &k
 Tensor prefill_out(const ExecutionContext &context, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
                    const Tensor &block_tables, const Tensor &seq_lens, const Tensor &cum_seq_lens_q,
                    const std::optional<Tensor> &alibi_slopes, std::optional<double> scale, int64_t window,
-                   const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales, Tensor out) {
+                   const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales, double softcap,
+                   Tensor out) {
     Args args = inputs(context, kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window,
-                       k_scales, v_scales);
+                       k_scales, v_scales, softcap);
     args.cum_seq_lens_q = view(context, kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     args.out = view(context, kPrefill, "out", out);
     run_with_workspace(context, "paged_attention_prefill", args);

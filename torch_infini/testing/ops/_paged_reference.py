@@ -1,4 +1,4 @@
-"""Paged attention in float64 and in plain torch: reference and peer of the ops of paged_attention.py."""
+"""What paged attention computes, in float64 and in plain torch: reference and peer of the ops of paged_attention.py."""
 
 from __future__ import annotations
 
@@ -18,32 +18,35 @@ T = TypeVar("T")
 
 
 def distances(queries: int, keys: int, window: int) -> tuple[Tensor, Tensor]:
-    """Return [queries, keys]: key position - query position (queries are last), and whether the key is hidden."""
+    """[queries, keys]: a key's position - a query's, which are the last; and whether the query does not see it."""
     distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
     return distance, (distance > 0) | (distance <= -(window or keys))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, scale: float, window: int = 0) -> Tensor:
-    """Compute in float64: [queries, H, D] of one sequence with its keys [Hkv, keys, D]; queries are the last tokens."""
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, call: PagedCall) -> Tensor:
+    """In float64: [queries, H, D] of one sequence with its keys [Hkv, keys, D]; the last query's is the last."""
+    slopes = call.alibi_slopes
     (queries, heads, _), keys = q.shape, k.shape[1]
     group = heads // k.shape[0]
     k, v = (x.double().repeat_interleave(group, 0) for x in (k, v))
     scores = torch.einsum("qhd,hkd->hqk", q.double(), k) * scale
-    distance, unseen = distances(queries, keys, window)
+    if call.softcap:
+        scores = call.softcap * (scores / call.softcap).tanh()
+    distance, unseen = distances(queries, keys, call.window)
     if slopes is not None:
         scores = scores + slopes.double()[:, None, None] * distance
     return torch.einsum("hqk,hkd->qhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v)
 
 
 def gathered(cache: Tensor, table: Tensor, length: int, first: int = 0) -> Tensor:
-    """Gather a sequence's keys from `first` up to its length: [Hkv, length - first, D]."""
+    """The keys of a sequence from `first` up to its length, [Hkv, length - first, D]."""
     size = cache.shape[2]
     blocks = table[first // size : -(-length // size)]
     return cache[blocks].transpose(0, 1).flatten(1, 2)[:, first % size :][:, : length - first]
 
 
 def first_seen(length: int, queries: int, window: int) -> int:
-    """Return the first key that any of a sequence's queries sees."""
+    """The first key that any of a sequence's queries sees."""
     return max(length - queries + 1 - window, 0) if window else 0
 
 
@@ -62,19 +65,20 @@ class PagedCall:
     window: int = 0
     k_scales: Tensor | None = None
     v_scales: Tensor | None = None
+    softcap: float = 0.0
 
     def starts(self) -> list[int]:
-        """Return where the queries of each sequence start in q, and where the last ones end."""
+        """Where the queries of each sequence begin in q, and where the last ones end."""
         starts = self.cum_seq_lens_q
         return list(range(len(self.seq_lens) + 1)) if starts is None else starts.tolist()
 
     def caches(self) -> tuple[Tensor, Tensor]:
-        """Return keys and values as the numbers that they stand for."""
+        """Keys and values as the numbers that they stand for."""
         return dequantized(self.k_cache, self.k_scales), dequantized(self.v_cache, self.v_scales)
 
 
 def of_arguments(name: str, compute: Callable[[PagedCall], T]) -> Callable[..., T]:
-    """Make `compute` a function of the arguments of the op `name`, for OpInfo."""
+    """`compute` as a function of the arguments of the op `name`, for OpInfo."""
     spec = REGISTRY[name]
     signature = inspect.signature(spec.function)
 
@@ -88,7 +92,7 @@ def of_arguments(name: str, compute: Callable[[PagedCall], T]) -> Callable[..., 
 
 
 def attended(call: PagedCall) -> Tensor:
-    """Return the result of either op, in float64."""
+    """What either op returns, in float64."""
     q = call.q
     scale = max(q.shape[-1], 1) ** -0.5 if call.scale is None else call.scale
     caches = call.caches()
@@ -99,12 +103,25 @@ def attended(call: PagedCall) -> Tensor:
         if length > 0 and q.numel():
             first = first_seen(length, starts[b + 1] - starts[b], call.window)
             k, v = (gathered(cache, call.block_tables[b], length, first) for cache in caches)
-            result[queries] = attend(q[queries], k, v, call.alibi_slopes, scale, call.window)
+            result[queries] = attend(q[queries], k, v, scale, call)
     return result
 
 
+def attend_in_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: PagedCall) -> Tensor:
+    """torch's SDPA of [..., H, queries, D], causal without a mask; with a softcap, which it lacks, written out."""
+    if not call.softcap:
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=call.scale, enable_gqa=True)
+    k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
+    scores = torch.tanh(q @ k.transpose(-1, -2) * scale / call.softcap) * call.softcap
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+
+
 def decode_in_torch(call: PagedCall) -> Tensor:
-    """Gather all sequences to the longest table's length, then call torch's SDPA with a mask."""
+    """All sequences gathered to the longest table's length, and torch's SDPA with a mask."""
     q, window, slopes = call.q, call.window, call.alibi_slopes
     caches = (cache.to(q.dtype) for cache in call.caches())
     k, v = (cache[call.block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in caches)
@@ -112,11 +129,11 @@ def decode_in_torch(call: PagedCall) -> Tensor:
     mask = (distance <= 0) & (distance > -(window or k.shape[2]))
     if slopes is not None:
         mask = (slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf).to(q.dtype)
-    return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, scale=call.scale, enable_gqa=True).squeeze(2)
+    return attend_in_torch(q.unsqueeze(2), k, v, mask, call).squeeze(2)
 
 
 def prefill_in_torch(call: PagedCall) -> Tensor:
-    """Gather one sequence after the other, and call torch's SDPA."""
+    """One sequence after the other, gathered, through torch's SDPA."""
     q, window, slopes = call.q, call.window, call.alibi_slopes
     caches = [cache.to(q.dtype) for cache in call.caches()]
     outs = [q[:0]]
@@ -130,8 +147,6 @@ def prefill_in_torch(call: PagedCall) -> Tensor:
         if slopes is not None:
             mask = (slopes[:, None, None] * distance).masked_fill(unseen, -torch.inf).to(q.dtype)
         is_causal = slopes is None and one.shape[1] == keys and not 0 < window < keys
-        rows = F.scaled_dot_product_attention(
-            one, k, v, None if is_causal else mask, is_causal=is_causal, scale=call.scale, enable_gqa=True
-        )
+        rows = attend_in_torch(one, k, v, None if is_causal else mask, call)
         outs.append(rows.transpose(0, 1))
     return torch.cat(outs)

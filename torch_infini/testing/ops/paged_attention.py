@@ -1,4 +1,4 @@
-"""paged_attention, paged_attention_prefill: reference, samples, error cases, cost and benchmarks."""
+"""paged_attention, paged_attention_prefill: reference, samples, refused calls, cost and benchmarks."""
 
 from __future__ import annotations
 
@@ -31,17 +31,16 @@ def inputs(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Make (q, k_cache, v_cache, block_tables, seq_lens[, cum_seq_lens_q]), with blocks in random order and a spare
-    one.
+    """(q, k_cache, v_cache, block_tables, seq_lens[, cum_seq_lens_q]), blocks dealt out in random order, one spare.
 
-    With a window, the tables do not contain the blocks before it.
+    With a window, the tables no longer name the blocks before it.
     """
     g = torch.Generator().manual_seed(sum(lengths) + head_size)
     n = len(lengths)
     counts = [-(-length // block_size) for length in lengths]
     blocks = sum(counts) + 1
     order = torch.randperm(blocks, generator=g)
-    tables = torch.full((n, max(counts, default=0) + 1), -7)  # entries that are not needed must not be read
+    tables = torch.full((n, max(counts, default=0) + 1), -7)  # what is not needed is not looked at
     for b, count in enumerate(counts):
         gone = first_seen(lengths[b], 1 if queries is None else queries[b], window) // block_size
         tables[b, gone:count] = order[sum(counts[:b]) + gone : sum(counts[: b + 1])]
@@ -74,16 +73,21 @@ def windowed(
 
 
 def quantized(args: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return the arguments with int8 caches, and their scales by name."""
+    """The arguments with caches of int8, and their scales by name."""
     q, k_cache, v_cache, *rest = args
     (k_cache, k_scales), (v_cache, v_scales) = quantize(k_cache), quantize(v_cache)
     return (q, k_cache, v_cache, *rest), {"k_scales": k_scales, "v_scales": v_scales}
 
 
 def with_int8(sample: Sample) -> Sample:
-    """Return the sample with int8 caches."""
+    """The sample with caches of int8."""
     args, scales = quantized(sample.args)
     return Sample(f"int8, {sample.name}", args, {**sample.kwargs, **scales})
+
+
+def with_softcap(sample: Sample, softcap: float = 1.5) -> Sample:
+    """The sample with a cap that its largest scores reach, and those of keys with small ones do not."""
+    return Sample(f"softcap, {sample.name}", sample.args, {**sample.kwargs, "softcap": softcap})
 
 
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
@@ -128,6 +132,10 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     args = (args[0], *torch.stack(args[1:3], 1).unbind(1), *args[3:])
     apart = torch.stack((scales["k_scales"], scales["v_scales"]), -1).unbind(-1)
     yield Sample("int8, interleaved", args, dict(zip(scales, apart, strict=True)))
+    yield with_softcap(Sample("scale", inputs(dtype, [40, 70, 0], 32, 2, 256, 64), {"scale": -0.03}), 0.2)
+    yield with_softcap(windowed(600, dtype, [1400, 3, 600, 601], 4, 1, 64, alibi=True))
+    yield with_softcap(with_int8(windowed(70, dtype, [300, 64], 24, 1, 37)))
+    yield with_softcap(with_int8(Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64))))
     yield Sample("no sequences", inputs(dtype, [], 4, 2, 16))
     yield Sample("no heads", inputs(dtype, [3], 0, 0, 16))
     yield Sample("no columns", inputs(dtype, [3], 4, 2, 0))
@@ -145,9 +153,9 @@ def prefill_samples(dtype: torch.dtype) -> Iterator[Sample]:
     for window in (1, 7, 128, 150):
         yield windowed(window, dtype, [9, 0, 300, 140, 131], 6, 2, 37, 5, [9, 0, 300, 60, 1])
     yield windowed(64, dtype, [200, 170, 129], 4, 1, 64, 32, [100, 3, 0])  # chunks, many rows and few
-    yield windowed(600, dtype, [1300, 700], 4, 1, 32, 16, [3, 20])  # split, also where windows start at several keys
-    yield windowed(502, dtype, [700], 2, 2, 32, 16, [16])  # on CUDA the last visible keys form a separate split
-    yield windowed(48, dtype, [200], 12, 1, 64, 16, [40])  # rows of few queries, whose windows differ by one key
+    yield windowed(600, dtype, [1300, 700], 4, 1, 32, 16, [3, 20])  # split, also where windows begin at several keys
+    yield windowed(502, dtype, [700], 2, 2, 32, 16, [16])  # what the rows see ends in a split of its own on CUDA
+    yield windowed(48, dtype, [200], 12, 1, 64, 16, [40])  # rows of few queries, whose windows differ by a key
     yield windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True)
     yield with_int8(Sample("all new", inputs(dtype, [5, 33, 130], 8, 2, 128, 16, [5, 33, 130])))
     yield with_int32(windowed(64, dtype, [200, 170, 129], 4, 1, 64, 32, [100, 3, 0]))
@@ -155,11 +163,14 @@ def prefill_samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield with_int8(Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37, 5, [7, 100])))
     yield with_int8(Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3])))
     yield with_int8(windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True))
+    yield with_softcap(windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True))
+    yield with_softcap(Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3])), 50)
+    yield with_softcap(with_int8(Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37, 5, [7, 100]))))
     yield Sample("no sequences", inputs(dtype, [], 4, 2, 16, 16, []))
 
 
 def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
-    """Yield the calls that both ops reject, for two sequences of 20 and 5 keys."""
+    """What both ops refuse, for two sequences of 20 and 5 keys."""
     q, k, v, tables, lens, *starts = args
     rest = (*starts,)
     of, sequences = ("cum_seq_lens_q", 2) if starts else ("q", 2)
@@ -259,6 +270,9 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
     )
     yield ErrorCase("scale", (*args, None, float("nan")), op + "scale must be finite in float32, got nan")
     yield ErrorCase("window", (*args, None, None, -1), op + "window must be 0 (no limit) or positive, got -1")
+    for softcap, got in ((-1.0, "-1"), (float("inf"), "inf"), (1e39, "1e+39"), (float("nan"), "nan")):
+        rule = f"softcap must be 0 (no cap), or positive and finite in float32, got {got}"
+        yield ErrorCase(f"softcap {got}", args, op + rule, {"softcap": softcap})
     of_int8, scales = quantized(args)
     yield from scale_errors(name, (*of_int8, None, None, 0, *scales.values()), (k, v))
     at = scales["k_scales"].new_zeros(q.numel())
@@ -341,7 +355,7 @@ def cost_of(call: PagedCall) -> Cost:
     window = call.window
     counts = [end - start for start, end in pairwise(call.starts())]
     keys = [length if count else 0 for length, count in zip(call.seq_lens.tolist(), counts, strict=True)]
-    # Of n keys, query t of the last s sees n - s + 1 + t, or the window, if that is less.
+    # Of n keys, query t of the last s sees n - s + 1 + t; or the window, if that is less.
     pairs = sum(min(n - t, window or n) for n, s in zip(keys, counts, strict=True) for t in range(s))
     read = sum(n - first_seen(n, s, window) for n, s in zip(keys, counts, strict=True))
     row = size * call.k_cache.element_size() + (0 if call.k_scales is None else call.k_scales.element_size())
@@ -372,13 +386,13 @@ def prefill_slack(
 
 
 def slack(expected: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Up to 16 query heads of a key head, only the result is rounded."""
+    """Up to 16 query heads of a key head round nothing but the result."""
     few = q.shape[1] <= 16 * k_cache.shape[1]
     return torch.zeros(()) if few else prefill_slack(expected, q, k_cache, v_cache, tables)
 
 
 def info(name: str, in_torch: Callable[[PagedCall], Tensor], **own: Any) -> OpInfo:
-    """Make the OpInfo of an op; own: the fields that differ between the two."""
+    """What proves the op; own: what differs between the two."""
     reference = of_arguments(name, attended)
     return OpInfo(
         **vars(REGISTRY[name]),
@@ -403,11 +417,11 @@ INFOS = (
 )
 
 
-FIXED = {"window": 0, "k_scales": None, "v_scales": None}  # the C operators lack these
+FIXED = {"window": 0, "k_scales": None, "v_scales": None, "softcap": 0.0}  # what the C operators lack
 
 
 def to_c(args: Arguments) -> Arguments | None:
-    """Add the scale: the C operators have no default."""
+    """The C operators have no default scale."""
     inputs = renamed({}, FIXED, args)
     if inputs is not None and inputs["scale"] is None:
         inputs["scale"] = max(args["q"].shape[-1], 1) ** -0.5
@@ -415,13 +429,13 @@ def to_c(args: Arguments) -> Arguments | None:
 
 
 def c_reference(out: Tensor, seq_lens: Tensor, **args: Any) -> dict[str, Tensor]:
-    """Keep the rows of a sequence without keys, where the torch op writes zeros."""
+    """A sequence without keys leaves its part of out as it is, where the torch op writes zeros."""
     empty = (seq_lens == 0)[:, None, None]
     return {"out": out.double().where(empty, attended(PagedCall(seq_lens=seq_lens, **args)))}
 
 
 def c_samples(info: OpInfo, queries: Sequence[int] | None = None) -> Iterator[CSample]:
-    """Yield calls in place, and with strides that differ from tensor to tensor."""
+    """In place, and strides that differ from tensor to tensor."""
     for dtype in info.dtypes:
         kind, tolerance = str(dtype).removeprefix("torch."), info.tolerances[dtype]
         made = inputs(dtype, [7, 50, 20], 4, 2, 32, queries=queries)
