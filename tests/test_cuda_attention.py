@@ -163,11 +163,13 @@ def test_the_capacity_of_a_cache_changes_no_bit(dtype: torch.dtype, length: int)
 
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_capacity_of_a_table_changes_no_bit(dtype: torch.dtype) -> None:
-    q, k, v, tables, lens, _ = on_cuda(*paged_inputs(dtype, [700, 33], 4, 2, 32, 16, [1, 1]))
-    expected = paged_attention(q, k, v, tables, lens)
+@pytest.mark.parametrize("longest", [200, 700])
+def test_the_capacity_of_a_table_changes_no_bit(dtype: torch.dtype, longest: int) -> None:
+    q, k, v, tables, lens, _ = on_cuda(*paged_inputs(dtype, [longest, 33], 4, 2, 32, 16, [1, 1]))
     wide = torch.nn.functional.pad(tables, (0, 600), value=-1)
-    assert same_bits(paged_attention(q, k, v, wide, lens), expected)
+    for sinks in (None, torch.tensor([-1.3, 0.4, 1.7, 4.2]).to(DEVICE, dtype)):
+        expected = paged_attention(q, k, v, tables, lens, sinks=sinks)
+        assert same_bits(paged_attention(q, k, v, wide, lens, sinks=sinks), expected)
 
 
 @needs_cuda
@@ -204,17 +206,20 @@ def test_what_is_allowed_notices_a_lost_key(dtype: torch.dtype) -> None:
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [0, 5, 64, 260])
-def test_paged_neighbours_change_no_bit(dtype: torch.dtype, window: int) -> None:
-    """Decode, short and long prefill in one call, and each alone."""
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_paged_neighbours_change_no_bit(dtype: torch.dtype, window: int, softcap: float) -> None:
+    """Decode, short and long prefill in one call, and each alone; also with a softcap and sinks."""
+    sinks = torch.linspace(-3, 9, 8).to(DEVICE, dtype) if softcap else None
+    terms = {"window": window, "softcap": softcap, "sinks": sinks}
     lengths, queries = [700, 33, 90, 300], [1, 33, 3, 20]
     q, k, v, tables, lens, starts = on_cuda(*paged_inputs(dtype, lengths, 8, 2, 64, 16, queries, window))
-    together = paged_attention_prefill(q, k, v, tables, lens, starts, window=window)
+    together = paged_attention_prefill(q, k, v, tables, lens, starts, **terms)
     for b, count in enumerate(queries):
         rows = slice(int(starts[b]), int(starts[b + 1]))
         alone = torch.tensor([0, count], device=DEVICE)
-        one = paged_attention_prefill(q[rows], k, v, tables[b : b + 1], lens[b : b + 1], alone, window=window)
+        one = paged_attention_prefill(q[rows], k, v, tables[b : b + 1], lens[b : b + 1], alone, **terms)
         assert same_bits(one, together[rows]), b
-    decoded = paged_attention(q[:1], k, v, tables[:1], lens[:1], window=window)
+    decoded = paged_attention(q[:1], k, v, tables[:1], lens[:1], **terms)
     assert same_bits(decoded, together[:1])
 
 
@@ -233,6 +238,18 @@ def test_what_a_window_hides_is_not_read(dtype: torch.dtype, window: int) -> Non
             v[tables[b, key // 16], :, key % 16] = torch.inf
         tables[b, : first // 16] = -1 if b % 2 else 2**40
     assert same_bits(paged_attention_prefill(*args, window=window), expected)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sinks_without_effect(dtype: torch.dtype) -> None:
+    """-infinity changes no bit, a sink above all scores leaves zeros, and infinity and NaN are seen in the result."""
+    args = on_cuda(*paged_inputs(dtype, [700, 40, 30], 4, 2, 64, 16, [1, 40, 3]))
+    sinks = torch.tensor([-torch.inf, 1000, torch.inf, torch.nan]).to(DEVICE, dtype)
+    y = paged_attention_prefill(*args, sinks=sinks)
+    assert same_bits(y[:, 0], paged_attention_prefill(*args)[:, 0])
+    assert not y[:, 1].any()
+    assert y[:, 2:].isnan().all()
 
 
 @needs_cuda

@@ -23,17 +23,19 @@ def paged_attention(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend from one query of each sequence to all its keys, which lie in the blocks of a paged cache.
 
     out = softmax(scale * q k^T + alibi) v for each head, in float32 with one rounding at the end: decode. With a
-    softcap the scores scale * q k^T become softcap * tanh(scale * q k^T / softcap) first. A sequence without keys gets
-    zeros. Key t of a sequence is row t % block of the block that its table names at t // block. With
-    a window only the newest so many keys are seen; those before are not read, and their blocks may be gone. Caches of
-    int8 stand for cache * scales, as paged_caching writes them: they are read as they are, and a key's scales meet its
-    score and its probability. For q of bfloat16 they may be multiplied as integers: elements of q are rounded to 2^-23
+    softcap the scores scale * q k^T become softcap * tanh(scale * q k^T / softcap) first. With sinks a key of score x
+    has the probability e^x / (e^s + the sum of e^x over the keys), where s is the head's sink. A sequence without keys
+    gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block. With a window only
+    the newest so many keys are seen; those before are not read, and their blocks may be gone. Caches of int8 stand for
+    cache * scales, as paged_caching writes them: they are read as they are, and a key's scales meet its score and its
+    probability. For q of bfloat16 they may be multiplied as integers: elements of q are rounded to 2^-23
     of the largest in their row, and probabilities, with the values' scales, to 2^-23 of the largest among 128 keys. So
     the latter change a result by 2^-16 of the largest value at most. On CUDA lengths and tables are only read by the
     GPU: a length out of range, or a block outside the cache, makes the rows that depend on it NaN and raises nothing.
@@ -55,26 +57,31 @@ def paged_attention(
         v_scales: The shape and dtype of k_scales.
         softcap: Bound that the scores approach by tanh before ALiBi is added, as in Gemma 2; positive and finite in
             float32; 0: none.
+        sinks: [H] of q's dtype, any stride: one more score in each head's softmax, without a key and a value, neither
+            scaled nor capped, as in gpt-oss. -infinity is no sink; infinity and NaN make the head's results NaN.
         out: Written and returned instead of a new tensor; may be q itself.
 
     Returns:
         [n, H, D], contiguous, of q's dtype.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype, stride, length, scale, window or softcap that cannot be served,
-            or a block outside the cache.
+        RuntimeError: For a rank, shape, dtype, stride, length, scale, window or softcap that cannot be served, or a
+            block outside the cache.
 
     Equivalent to:
         >>> # Caches of int8 first: k_cache = (k_cache * k_scales[..., None]).to(q.dtype), and so v_cache.
         >>> k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
-        >>> behind = seq_lens[:, None] - torch.arange(k.shape[2])  # without alibi_slopes, softcap
+        >>> behind = seq_lens[:, None] - torch.arange(k.shape[2])  # without alibi_slopes, softcap, sinks
         >>> mask = ((behind > 0) & (behind <= (window or k.shape[2])))[:, None, None]
         >>> y = F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, enable_gqa=True).squeeze(2)
 
     Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023,
-        arXiv:2309.06180; Press et al., Train Short, Test Long, 2021, arXiv:2108.12409, for ALiBi.
+        arXiv:2309.06180; Press et al., Train Short, Test Long, 2021, arXiv:2108.12409, for ALiBi; Xiao et
+        al., Efficient Streaming Language Models with Attention Sinks, 2023, arXiv:2309.17453, and OpenAI, gpt-oss-120b
+        & gpt-oss-20b Model Card, 2025, arXiv:2508.10925, for sinks.
     """
-    args = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window, k_scales, v_scales, softcap)
+    paged = (q, k_cache, v_cache, block_tables, seq_lens)
+    args = (*paged, alibi_slopes, scale, window, k_scales, v_scales, softcap, sinks)
     op = torch.ops.infini.paged_attention
     return op.default(*args) if out is None else op.out(*args, out=out)
 
@@ -92,6 +99,7 @@ def paged_attention_prefill(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -120,6 +128,8 @@ def paged_attention_prefill(
         v_scales: The shape and dtype of k_scales.
         softcap: Bound that the scores approach by tanh before ALiBi is added, as in Gemma 2; positive and finite in
             float32; 0: none.
+        sinks: [H] of q's dtype, any stride: one more score in each head's softmax, without a key and a value, neither
+            scaled nor capped, as in gpt-oss. -infinity is no sink; infinity and NaN make the head's results NaN.
         out: Written and returned instead of a new tensor; may be q itself.
 
     Returns:
@@ -131,7 +141,7 @@ def paged_attention_prefill(
 
     Equivalent to:
         >>> outs = []  # caches of int8 first as in paged_attention
-        >>> for b, keys in enumerate(seq_lens.tolist()):  # without alibi_slopes, softcap
+        >>> for b, keys in enumerate(seq_lens.tolist()):  # without alibi_slopes, softcap, sinks
         >>>     one = q[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]].transpose(0, 1)
         >>>     blocks = block_tables[b, : -(-keys // k_cache.shape[2])].clamp(min=0)
         >>>     k, v = (cache[blocks].transpose(0, 1).flatten(1, 2)[:, :keys] for cache in (k_cache, v_cache))
@@ -143,7 +153,7 @@ def paged_attention_prefill(
     Source: As paged_attention.
     """
     paged = (q, k_cache, v_cache, block_tables, seq_lens)
-    args = (*paged, cum_seq_lens_q, alibi_slopes, scale, window, k_scales, v_scales, softcap)
+    args = (*paged, cum_seq_lens_q, alibi_slopes, scale, window, k_scales, v_scales, softcap, sinks)
     op = torch.ops.infini.paged_attention_prefill
     return op.default(*args) if out is None else op.out(*args, out=out)
 

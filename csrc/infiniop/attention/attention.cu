@@ -78,6 +78,9 @@ template <typename T, typename E> Problem<T, E> problem_of(const Args &a, const 
     if (a.alibi_slopes.dtype) {
         p.slopes = a.alibi_slopes.as<const float>(), p.slopes_stride = a.alibi_slopes.strides[0];
     }
+    if (a.sinks.dtype) {
+        p.sinks = a.sinks.as<const T>(), p.sinks_stride = a.sinks.strides[0];
+    }
     p.batch = sizes.batch, p.queries = sizes.queries, p.keys = sizes.keys;
     const auto divider = [](int64_t by) { return cuda::IntDivider<uint64_t>(by < 1 ? 1 : static_cast<uint64_t>(by)); };
     p.by_group = divider(sizes.group), p.by_block_size = divider(p.block_size);

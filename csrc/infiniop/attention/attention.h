@@ -26,6 +26,7 @@ struct Args {
     TensorView k_scales;     // [blocks, block size, Hkv] float32, where k and v are int8: what a row of k is multiplied
     TensorView v_scales;     // with; likewise of v. dtype 0: k and v have the dtype of q
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position) joins the scores; dtype 0: none
+    TensorView sinks;        // [H] of q's dtype: one more score in each head's softmax, without a key; dtype 0: none
     bool causal = true;      // query t sees the keys up to L - S + t, where L is the sequence's number of keys
     int64_t window = 0;      // how many of these, the newest; earlier ones are not read; 0: all. Causal only
     double scale = 1;

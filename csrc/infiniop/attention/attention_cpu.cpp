@@ -206,7 +206,7 @@ private:
             for (int64_t r = 0; r < u.rows; ++r) {
                 const T *const row = q + offset(a_.q, u.b, s, u.kv_head + h, u.first_row + r);
                 pack_query(s, head, r, u.rows, row);
-                head.state[r] = {VecF{}, -INFINITY};
+                head.state[r] = first_state(u, u.kv_head + h, u.first_row + r);
             }
         }
         std::memset(space.out, 0, static_cast<size_t>(heads_together_ * u.rows * width_) * 4);
@@ -264,6 +264,15 @@ private:
                 }
             }
         }
+    }
+
+    // A row's sums before its first key: its sink's, once for all splits.
+    RowState first_state(const WorkTile &u, int64_t kv_head, int64_t row) const {
+        if (!a_.sinks.dtype || u.split > 0) {
+            return RowState();
+        }
+        const int64_t head = kv_head * group_ + row % group_;
+        return RowState(widen(a_.sinks.template as<const T>()[head * a_.sinks.strides[0]]));
     }
 
     // Row r of `rows`; the digits of all rows, place by place, follow each other.

@@ -41,7 +41,7 @@ struct KeyPlace {
     int64_t outer, inner;
 };
 
-// e^x for x <= 0, with the precision that the output's type needs.
+// e^x, with the precision that the output's type needs.
 template <typename T> __device__ __forceinline__ float exp_for(float x) {
     if constexpr (sizeof(T) == 4) {
         return expf(x);
@@ -74,6 +74,8 @@ template <typename T, typename E = T> struct Problem {
     int64_t table_stride, block_size, blocks; // table_stride: of a sequence's entries
     const float *slopes;
     int64_t slopes_stride;
+    const T *sinks; // null: none
+    int64_t sinks_stride;
 
     int64_t batch, queries, keys, kv_heads, group; // queries: of each sequence, or of all; keys: at most
     cuda::IntDivider<uint64_t> by_group, by_block_size;
@@ -243,14 +245,24 @@ template <typename T, typename E = T> struct Problem {
         int64_t own;     // the query's own position
         int64_t seen;    // how many keys it sees, those before its window included; may be negative
         float slope;
+        float sink; // one more score; -infinity: none, or combine() adds it
     };
+    // Infinity is as NaN: no probabilities follow from it.
+    __device__ __forceinline__ float sink_of(int64_t head) const {
+        if (sinks == nullptr) {
+            return -INFINITY;
+        }
+        const float sink = cuda::widen(sinks[head * sinks_stride]);
+        return sink == INFINITY ? not_a_number() : sink;
+    }
     // Rows beyond the tile's last one are like that one.
     __device__ RowScores row_scores(const WorkTile &u, int64_t row) const {
         row = row < u.first_row + u.rows ? row : u.first_row + u.rows - 1;
         const int64_t query = query_of(row), head = u.kv_head * group + row - query * group;
         const int64_t own = u.s.length - u.s.queries + query;
         return {u.b * mask_strides[0] + head * mask_strides[1] + query * mask_strides[2], own,
-                causal ? own + 1 : u.s.length, slopes != nullptr ? slopes[head * slopes_stride] : 0.0f};
+                causal ? own + 1 : u.s.length, slopes != nullptr ? slopes[head * slopes_stride] : 0.0f,
+                splits.count == 1 ? sink_of(head) : -INFINITY};
     }
     // Whether a row that sees the keys before `seen` sees this one: one comparison with 0 and the window.
     __device__ __forceinline__ bool sees(int64_t seen, int64_t key) const {
@@ -308,11 +320,12 @@ template <typename T, typename E = T> struct Problem {
     }
 };
 
-// Combines the warps' sums of a row, by one warp: the warps' totals and largest scores are `step` apart, their columns,
-// `columns` from first_column on, out_step.
+// Combines the warps' sums of a row and its sink, by one warp: the warps' totals and largest scores are `step` apart,
+// their columns, `columns` from first_column on, out_step.
 template <typename T, typename E>
-__device__ void join_warps(const Problem<T, E> &p, const WorkTile &u, int64_t row, int first_column, int columns,
-                           const float *sums, const float *largest, int step, const float *out, int out_step) {
+__device__ void join_warps(const Problem<T, E> &p, const WorkTile &u, int64_t row, float sink, int first_column,
+                           int columns, const float *sums, const float *largest, int step, const float *out,
+                           int out_step) {
     constexpr int kCount = 4;
     float most = -INFINITY, total = u.s.bad ? not_a_number() : 0.0f, factors[kWarps];
 #pragma unroll
@@ -324,6 +337,7 @@ __device__ void join_warps(const Problem<T, E> &p, const WorkTile &u, int64_t ro
         factors[warp] = exp_for<T>(largest[warp * step] - base_of(most));
         total += sums[warp * step] * factors[warp];
     }
+    total += exp_for<T>(sink - base_of(most)); // last, as in combine(): the same bits whether it is called or not
     const int64_t place = p.place_of(u, row);
     for (int column = threadIdx.x % kWarp * kCount; column < columns && first_column + column < p.size;
          column += kWarp * kCount) {
@@ -378,6 +392,7 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Prob
         const float2 sums = p.partial_sums[first + i];
         total += sums.x * exp_for<T>(sums.y - base);
     }
+    total += exp_for<T>(p.sink_of(u.kv_head * p.group + row - p.query_of(row) * p.group) - base);
     const int64_t place = p.row_at(p.out_strides, u, row);
     for (int column = threadIdx.x; column < p.size; column += kThreads) {
         float value[1] = {0.0f};

@@ -146,8 +146,8 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
     }
     __syncthreads();
     for (int r = warp; r < u.rows; r += kWarps) {
-        join_warps(p, u, u.first_row + r, first_column, kCoreColumns, &shared.sums[0][r], &shared.largest[0][r],
-                   kCoreRows, &shared.out[0][r][0], kCoreRows * kCoreColumns);
+        join_warps(p, u, u.first_row + r, shared.rows[r].sink, first_column, kCoreColumns, &shared.sums[0][r],
+                   &shared.largest[0][r], kCoreRows, &shared.out[0][r][0], kCoreRows * kCoreColumns);
     }
 }
 

@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kThreads, DecodeShape<E, kSize, kRowTiles>::kB
     }
     __syncthreads();
     for (int row = warp; row < unit.rows; row += kWarps) {
-        join_warps(p, unit, unit.first_row + row, 0, kSize, &sums[0][row], &largest[0][row], kRows,
+        join_warps(p, unit, unit.first_row + row, rows[row].sink, 0, kSize, &sums[0][row], &largest[0][row], kRows,
                    joined + row * Shape::kOutStride, kWarpFloats);
     }
 }

@@ -41,7 +41,8 @@ bool library_takes(const ExecutionContext &context, const Args &args) {
     }
     // A plain call: "causal, with as many queries as keys" or "all keys", without other options.
     const bool plain = !args.mask.dtype && !args.kv_lens.dtype && !args.block_tables.dtype && !args.q_starts.dtype &&
-                       !args.k_scales.dtype && !args.alibi_slopes.dtype && args.window == 0 && args.softcap == 0;
+                       !args.k_scales.dtype && !args.alibi_slopes.dtype && !args.sinks.dtype && args.window == 0 &&
+                       args.softcap == 0;
     constexpr int64_t kMaxBlocks = 65535; // of a grid's second and third dimension: sequences and heads
     const int64_t size = q.size(3), keys = k.size(1);
     return plain && (args.causal ? keys == q.size(1) : keys > 0) && size_of(q.dtype) == 2 && size > 0 && size <= 256 &&

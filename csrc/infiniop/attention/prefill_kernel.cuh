@@ -286,6 +286,11 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     mine.softmax.template finish<1, 2>(p);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float sink = rows[first_row + lane / 4 + 8 * i].sink;
+        mine.softmax.sums[i] += exp_for<T>(sink - base_of(mine.softmax.largest[i]));
+    }
 
     if (p.splits.count == 1) {
         return mine.write(p, unit, first_row, my_q);

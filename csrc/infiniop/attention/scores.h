@@ -27,6 +27,10 @@ inline VecF first_lanes(VecF v, int64_t n, float other) {
 struct RowState {
     VecF sum;
     float largest;
+
+    RowState() : sum{}, largest(-INFINITY) {}
+    // With a score that has no value. Infinity and NaN make the sum NaN; -infinity is no score.
+    explicit RowState(float sink) : sum{}, largest(sink) { sum[0] = sink == -INFINITY ? 0.0f : 1.0f + (sink - sink); }
 };
 
 // Turns one row's scores of a block into probabilities relative to the largest score so far: n keys are visible; the

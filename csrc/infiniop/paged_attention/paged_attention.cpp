@@ -112,6 +112,7 @@ attention::Args attend(const Args &args) {
     paged.block_tables = args.block_tables;
     paged.q_starts = args.cum_seq_lens_q;
     paged.alibi_slopes = args.alibi_slopes;
+    paged.sinks = args.sinks;
     paged.scale = args.scale;
     paged.softcap = args.softcap;
     paged.window = args.window;
@@ -168,6 +169,10 @@ void check(const char *op, const Args &args) {
         rule.dtype("alibi_slopes", args.alibi_slopes, {INFINI_DTYPE_F32});
         rule.shape("alibi_slopes", args.alibi_slopes, {heads}, "to match the heads of q");
     }
+    if (args.sinks.dtype) {
+        rule.same_dtype("sinks", args.sinks, "q", q);
+        rule.shape("sinks", args.sinks, {heads}, "to match the heads of q");
+    }
     constexpr double limit = std::numeric_limits<float>::max();
     rule.range("scale", args.scale, -limit, limit, "be finite in float32");
     rule.range("softcap", args.softcap, 0, limit, "be 0 (no cap), or positive and finite in float32");
@@ -187,10 +192,11 @@ void check(const char *op, const Args &args) {
                                         &args.cum_seq_lens_q,
                                         &args.alibi_slopes,
                                         &args.k_scales,
-                                        &args.v_scales};
-    const char *const names[] = {"k_cache",        "v_cache",      "block_tables", "seq_lens",
-                                 "cum_seq_lens_q", "alibi_slopes", "k_scales",     "v_scales"};
-    for (int i = 0; i < 8; ++i) {
+                                        &args.v_scales,
+                                        &args.sinks};
+    const char *const names[] = {"k_cache",      "v_cache",  "block_tables", "seq_lens", "cum_seq_lens_q",
+                                 "alibi_slopes", "k_scales", "v_scales",     "sinks"};
+    for (int i = 0; i < 9; ++i) {
         if (others[i]->dtype) {
             rule.no_overlap("out", out, names[i], *others[i]);
         }

@@ -1,5 +1,6 @@
 // paged_attention:         out = softmax(cap(scale * q k^T) + alibi) v, one query for each sequence (decode), where
-// cap(s) = softcap * tanh(s / softcap), or s without a softcap.
+// cap(s) = softcap * tanh(s / softcap), or s without a softcap. With sinks the softmax has one more score, without
+// a key.
 // paged_attention_prefill: the same for several queries of each sequence, which see no keys behind their own.
 // With a window W a query sees its own key and the W - 1 before it; keys that no query sees are not read, and blocks of
 // such keys alone may be freed: their entries of the table are not read.
@@ -27,6 +28,7 @@ struct Args {
     TensorView
         cum_seq_lens_q; // [n + 1] int64 or int32: where each sequence's queries begin in q; dtype 0: paged_attention
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position); dtype 0: none
+    TensorView sinks;        // [H] of q's dtype: one more score in each head's softmax, without a key; dtype 0: none
     double scale = 1;
     double softcap = 0;        // 0: none
     int64_t window = 0;        // keys that a query sees at most; 0: no limit

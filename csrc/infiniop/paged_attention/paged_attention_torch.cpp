@@ -14,7 +14,8 @@ constexpr Checker kDecode("paged_attention"), kPrefill("paged_attention_prefill"
 Args inputs(const ExecutionContext &context, const Checker &rule, const Tensor &q, const Tensor &k_cache,
             const Tensor &v_cache, const Tensor &block_tables, const Tensor &seq_lens,
             const std::optional<Tensor> &alibi_slopes, std::optional<double> scale, int64_t window,
-            const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales, double softcap) {
+            const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales, double softcap,
+            const std::optional<Tensor> &sinks) {
     Args args;
     args.q = view(context, rule, "q", q);
     args.k_cache = view(context, rule, "k_cache", k_cache);
@@ -27,6 +28,7 @@ Args inputs(const ExecutionContext &context, const Checker &rule, const Tensor &
     const int64_t head_size = args.q.ndim > 0 && args.q.size(-1) > 0 ? args.q.size(-1) : 1;
     args.scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_size));
     args.softcap = softcap;
+    args.sinks = optional_view(context, rule, "sinks", sinks);
     args.window = window;
     args.define_all = true;
     return args;
@@ -47,9 +49,9 @@ void run_with_workspace(const ExecutionContext &context, const char *op, Args &a
 Tensor decode(const ExecutionContext &context, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
               const Tensor &block_tables, const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes,
               std::optional<double> scale, int64_t window, const std::optional<Tensor> &k_scales,
-              const std::optional<Tensor> &v_scales, double softcap) {
+              const std::optional<Tensor> &v_scales, double softcap, const std::optional<Tensor> &sinks) {
     Args args = inputs(context, kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window,
-                       k_scales, v_scales, softcap);
+                       k_scales, v_scales, softcap, sinks);
     Tensor out = empty_like(context, args.q);
     args.out = view(context, kDecode, "out", out);
     run_with_workspace(context, "paged_attention", args);
@@ -59,9 +61,10 @@ Tensor decode(const ExecutionContext &context, const Tensor &q, const Tensor &k_
 Tensor decode_out(const ExecutionContext &context, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
                   const Tensor &block_tables, const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes,
                   std::optional<double> scale, int64_t window, const std::optional<Tensor> &k_scales,
-                  const std::optional<Tensor> &v_scales, double softcap, Tensor out) {
+                  const std::optional<Tensor> &v_scales, double softcap, const std::optional<Tensor> &sinks,
+                  Tensor out) {
     Args args = inputs(context, kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window,
-                       k_scales, v_scales, softcap);
+                       k_scales, v_scales, softcap, sinks);
     args.out = view(context, kDecode, "out", out);
     run_with_workspace(context, "paged_attention", args);
     return out;
@@ -70,9 +73,10 @@ Tensor decode_out(const ExecutionContext &context, const Tensor &q, const Tensor
 Tensor prefill(const ExecutionContext &context, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
                const Tensor &block_tables, const Tensor &seq_lens, const Tensor &cum_seq_lens_q,
                const std::optional<Tensor> &alibi_slopes, std::optional<double> scale, int64_t window,
-               const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales, double softcap) {
+               const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales, double softcap,
+               const std::optional<Tensor> &sinks) {
     Args args = inputs(context, kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window,
-                       k_scales, v_scales, softcap);
+                       k_scales, v_scales, softcap, sinks);
     args.cum_seq_lens_q = view(context, kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     Tensor out = empty_like(context, args.q);
     args.out = view(context, kPrefill, "out", out);
@@ -84,9 +88,9 @@ Tensor prefill_out(const ExecutionContext &context, const Tensor &q, const Tenso
                    const Tensor &block_tables, const Tensor &seq_lens, const Tensor &cum_seq_lens_q,
                    const std::optional<Tensor> &alibi_slopes, std::optional<double> scale, int64_t window,
                    const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales, double softcap,
-                   Tensor out) {
+                   const std::optional<Tensor> &sinks, Tensor out) {
     Args args = inputs(context, kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window,
-                       k_scales, v_scales, softcap);
+                       k_scales, v_scales, softcap, sinks);
     args.cum_seq_lens_q = view(context, kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     args.out = view(context, kPrefill, "out", out);
     run_with_workspace(context, "paged_attention_prefill", args);

@@ -35,7 +35,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, call: PagedCall) -> Te
     distance, unseen = distances(queries, keys, call.window)
     if slopes is not None:
         scores = scores + slopes.double()[:, None, None] * distance
-    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v)
+    scores = scores.masked_fill(unseen, -torch.inf)
+    if call.sinks is not None:
+        scores = with_sinks(scores, call.sinks)
+    return torch.einsum("hqk,hkd->qhd", scores.softmax(-1)[..., :keys], v)
+
+
+def with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """[..., H, queries, keys] with each head's sink behind its keys."""
+    return torch.cat((scores, sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)), -1)
 
 
 def gathered(cache: Tensor, table: Tensor, length: int, first: int = 0) -> Tensor:
@@ -66,6 +74,7 @@ class PagedCall:
     k_scales: Tensor | None = None
     v_scales: Tensor | None = None
     softcap: float = 0.0
+    sinks: Tensor | None = None
 
     def starts(self) -> list[int]:
         """Where the queries of each sequence begin in q, and where the last ones end."""
@@ -108,16 +117,20 @@ def attended(call: PagedCall) -> Tensor:
 
 
 def attend_in_torch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, call: PagedCall) -> Tensor:
-    """torch's SDPA of [..., H, queries, D], causal without a mask; with a softcap, which it lacks, written out."""
-    if not call.softcap:
+    """torch's SDPA of [..., H, queries, D], causal without a mask; with a softcap or sinks written out."""
+    if not call.softcap and call.sinks is None:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=call.scale, enable_gqa=True)
     k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
-    scores = torch.tanh(q @ k.transpose(-1, -2) * scale / call.softcap) * call.softcap
+    scores = q @ k.transpose(-1, -2) * scale
+    if call.softcap:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v
+    if call.sinks is not None:
+        scores = with_sinks(scores, call.sinks)
+    return scores.softmax(-1, dtype=torch.float32)[..., : k.shape[-2]].to(q.dtype) @ v
 
 
 def decode_in_torch(call: PagedCall) -> Tensor:

@@ -90,6 +90,13 @@ def with_softcap(sample: Sample, softcap: float = 1.5) -> Sample:
     return Sample(f"softcap, {sample.name}", sample.args, {**sample.kwargs, "softcap": softcap})
 
 
+def with_sinks(sample: Sample) -> Sample:
+    """The sample with sinks below all scores, among them, above all, and without effect, and a stride."""
+    q = sample.args[0]
+    sinks = torch.tensor([-9.0, 1.0, 20.0, -torch.inf, 4.0])[torch.arange(2 * q.shape[1]) // 2 % 5].to(q.dtype)
+    return Sample(f"sinks, {sample.name}", sample.args, {**sample.kwargs, "sinks": sinks[::2]})
+
+
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("groups of 4", inputs(dtype, [5, 33, 200], 8, 2, 128))
     yield Sample("ALiBi", (*inputs(dtype, [5, 33, 200], 8, 2, 64), slopes(8)))
@@ -135,6 +142,11 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield with_softcap(Sample("scale", inputs(dtype, [40, 70, 0], 32, 2, 256, 64), {"scale": -0.03}), 0.2)
     yield with_softcap(windowed(600, dtype, [1400, 3, 600, 601], 4, 1, 64, alibi=True))
     yield with_softcap(with_int8(windowed(70, dtype, [300, 64], 24, 1, 37)))
+    yield with_sinks(Sample("scale", inputs(dtype, [40, 70, 0], 32, 2, 256, 64), {"scale": -0.03}))
+    yield with_sinks(windowed(600, dtype, [1400, 3, 600, 601], 4, 1, 64, alibi=True))
+    yield with_sinks(with_softcap(Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64))))
+    yield with_sinks(with_softcap(with_int8(windowed(70, dtype, [300, 64], 24, 1, 37))))
+    yield with_sinks(with_int8(Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64))))
     yield with_softcap(with_int8(Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64))))
     yield Sample("no sequences", inputs(dtype, [], 4, 2, 16))
     yield Sample("no heads", inputs(dtype, [3], 0, 0, 16))
@@ -166,6 +178,10 @@ def prefill_samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield with_softcap(windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True))
     yield with_softcap(Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3])), 50)
     yield with_softcap(with_int8(Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37, 5, [7, 100]))))
+    yield with_sinks(windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True))
+    yield with_sinks(Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3])))
+    yield with_sinks(with_softcap(with_int8(windowed(150, dtype, [300, 131], 8, 2, 64, 16, [300, 1]))))
+    yield with_sinks(Sample("wide head", inputs(dtype, [20], 2, 1, 1024, 16, [2]), {"scale": 0.05}))
     yield Sample("no sequences", inputs(dtype, [], 4, 2, 16, 16, []))
 
 
@@ -273,6 +289,17 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
     for softcap, got in ((-1.0, "-1"), (float("inf"), "inf"), (1e39, "1e+39"), (float("nan"), "nan")):
         rule = f"softcap must be 0 (no cap), or positive and finite in float32, got {got}"
         yield ErrorCase(f"softcap {got}", args, op + rule, {"softcap": softcap})
+    of_sinks = {"sinks": torch.ones(4).half()}
+    yield ErrorCase("sinks dtype", args, op + "sinks must have the dtype of q, float32, got float16", of_sinks)
+    for shape in ([5], [4, 1]):
+        rule = f"sinks must have shape [4] to match the heads of q, got {shape}"
+        yield ErrorCase(f"sinks {shape}", args, op + rule, {"sinks": torch.ones(shape)})
+    yield ErrorCase(
+        "out is a part of the sinks",
+        args,
+        op + "out must share no memory with sinks, got one whose span of memory overlaps it",
+        {"sinks": (memory := torch.zeros(q.shape)).view(-1)[:4], "out": memory},
+    )
     of_int8, scales = quantized(args)
     yield from scale_errors(name, (*of_int8, None, None, 0, *scales.values()), (k, v))
     at = scales["k_scales"].new_zeros(q.numel())
@@ -417,7 +444,7 @@ INFOS = (
 )
 
 
-FIXED = {"window": 0, "k_scales": None, "v_scales": None, "softcap": 0.0}  # what the C operators lack
+FIXED = {"window": 0, "k_scales": None, "v_scales": None, "softcap": 0.0, "sinks": None}  # what the C operators lack
 
 
 def to_c(args: Arguments) -> Arguments | None:
