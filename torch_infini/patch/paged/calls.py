@@ -1,7 +1,6 @@
 """PagedCalls: attention of a model's modules over a KV cache in blocks, for the tokens of one step of the engine.
 
-Keys and values go into the blocks first; infini's paged attention reads them there. Scores that it does not know (caps,
-sinks) and narrow values are computed by torch on copies of a sequence's keys.
+Keys and values go into the blocks first, values as wide as keys; infini's paged attention reads them there.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from ...nn import Batch, KVCache, LayerCache, MixedKVCache
 from ..layers.paged import Scores
-from .sites import Site, Unserved, plain_attention
+from .sites import Site, Unserved
 
 _paged_caching = torch.ops.infini.paged_caching.default
 _paged_attention = torch.ops.infini.paged_attention.default
@@ -43,9 +42,7 @@ class PagedCalls:
             v = nn.functional.pad(v, (0, site.head_dim - site.v_dim))
         keys, values, *scales = layer
         _paged_caching(keys, values, k.flatten(0, 1), v.flatten(0, 1), self._batch.slot_mapping, *scales)
-        if needs_copies(site, scores):
-            return self._attend_copies(q, layer, site, scores)
-        y = self._attend_blocks(q.flatten(0, 1), layer, site, scores.scale).unsqueeze(0)
+        y = self._attend_blocks(q.flatten(0, 1), layer, site, scores).unsqueeze(0)
         return y if site.v_dim == site.head_dim else y[..., : site.v_dim]
 
     def attend_fused(
@@ -61,50 +58,15 @@ class PagedCalls:
         q = qkv.new_empty(tokens, heads, site.head_dim)
         where = cos.flatten(0, 1), sin.flatten(0, 1), rows, self._batch.slot_mapping
         _qkv_rope_cache(q, keys, values, qkv.flatten(0, 1), *where, interleaved, *scales)
-        if needs_copies(site, scores):
-            return self._attend_copies(q.unsqueeze(0), layer, site, scores)
-        return self._attend_blocks(q, layer, site, scores.scale).unsqueeze(0)
+        return self._attend_blocks(q, layer, site, scores).unsqueeze(0)
 
-    def _attend_blocks(self, q: Tensor, layer: LayerCache, site: Site, scale: float) -> Tensor:
+    def _attend_blocks(self, q: Tensor, layer: LayerCache, site: Site, scores: Scores) -> Tensor:
         """Attend from [tokens, H, D] to the cache's blocks."""
         keys, values, *scales = layer
         batch = self._batch
         args = q, keys, values, batch.block_tables, batch.seq_lens
-        terms = None, scale, site.window.size, *scales
+        sinks = None if scores.sinks is None else scores.sinks.to(q.dtype)
+        terms = None, scores.scale, site.window.size, *scales, scores.softcap, sinks
         if batch.cum_seq_lens_q is None:
             return _paged_attention(*args, *terms)
         return _paged_attention_prefill(*args, batch.cum_seq_lens_q, *terms)
-
-    def _attend_copies(self, q: Tensor, layer: LayerCache, site: Site, scores: Scores) -> Tensor:
-        """Attend from [1, tokens, H, D] to copies of each sequence's keys."""
-        batch, size = self._batch, layer.keys.shape[2]
-        lengths = batch.seq_lens.tolist()
-        starts = list(range(len(lengths) + 1)) if batch.cum_seq_lens_q is None else batch.cum_seq_lens_q.tolist()
-        y = q.new_empty(*q.shape[:3], site.v_dim)
-        for i, length in enumerate(lengths):
-            blocks = batch.block_tables[i, : -(-length // size)]
-            k, v = (x[:, :length] for x in copied(layer, blocks, q.dtype))
-            count = starts[i + 1] - starts[i]
-            numbers = torch.arange(length, device=q.device)
-            behind = numbers[length - count :, None] - numbers
-            visible = (behind >= 0) & (behind < (site.window.size or length))
-            new = slice(starts[i], starts[i + 1])
-            y[:, new] = plain_attention(q[:, new], k, v[..., : site.v_dim], visible[None, None], scores)
-        return y
-
-
-def needs_copies(site: Site, scores: Scores) -> bool:
-    """Whether paged attention cannot compute it."""
-    return bool(scores.softcap) or scores.sinks is not None
-
-
-def copied(layer: LayerCache, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Copy the keys and values of a sequence's blocks, [1, T, Hkv, D] each."""
-
-    def rows(cache: Tensor, scales: Tensor | None) -> Tensor:
-        some = cache[blocks]
-        if scales is not None:
-            some = some * scales[blocks].unsqueeze(-1)
-        return some.to(dtype).transpose(1, 2).flatten(0, 1).unsqueeze(0)
-
-    return rows(layer.keys, layer.key_scales), rows(layer.values, layer.value_scales)

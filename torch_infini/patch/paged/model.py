@@ -25,7 +25,7 @@ from ..checks.trial import rms, without_side_effects
 from ..layers import interface
 from ..layers.memory import use_large_pages
 from ..layers.paged import PAGED_NAME
-from .calls import PagedCalls, needs_copies
+from .calls import PagedCalls
 from .sites import Unserved, configs_of, find_sites, implementation
 
 _NAME = "torch_infini.LLM"
@@ -115,7 +115,7 @@ class PagedModel:
                     inner.generation_config.bos_token_id,
                     () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
                 )
-                self.is_recordable = not any(needs_copies(site, site.scores) for site in sites)
+                self.is_recordable = True
                 self._try(tokens, logits)
         except Unserved as unserved:
             raise ValueError(f"{_NAME}: {type(inner).__name__} cannot be served: {unserved}") from unserved
