@@ -73,11 +73,11 @@ def assert_continues(model: Any, given: list[list[int]], outputs: list[Any]) -> 
     """Each output's tokens are the likeliest by one ordinary call of the model, but for what rounding may decide."""
     sums = sums_of(model.config.get_text_config())
     for prompt, output in zip(given, outputs, strict=True):
-        assert len(output.tokens) == COUNT
-        ids = torch.tensor([prompt + output.tokens[:-1]])
+        assert len(output.token_ids) == COUNT
+        ids = torch.tensor([prompt + output.token_ids[:-1]])
         with torch.no_grad():
             scores = model(ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        assert_likeliest(torch.tensor(output.tokens), scores, *sums)
+        assert_likeliest(torch.tensor(output.token_ids), scores, *sums)
 
 
 def served(model: nn.Module, **settings: Any) -> LLM:
@@ -97,7 +97,7 @@ def test_tokens(family: Family) -> None:
     assert_continues(original, longer, llm.generate(longer, greedy()))
     assert llm.metrics().reused_tokens > 0
     assert_continues(original, given[:1], llm.generate(given[:1], greedy()))
-    few = served(model, cache_blocks=16, reuse_prefixes=False)
+    few = served(model, cache_blocks=16, enable_prefix_caching=False)
     many = prompts((20, 22, 21), seed=1)
     assert_continues(original, many, few.generate(many, greedy()))
     assert few.metrics().preemptions > 0
@@ -109,9 +109,9 @@ def test_decode_steps_are_recorded(family: Family) -> None:
     model = family.build(torch.bfloat16 if family is SINKS else torch.float32)
     llm = served(model)
     given = prompts((5, 11))
-    texts = [output.tokens for output in llm.generate(given, greedy())]
+    texts = [output.token_ids for output in llm.generate(given, greedy())]
     assert llm.engine.model.is_recordable
-    assert [output.tokens for output in served(model, record=False).generate(given, greedy())] == texts
+    assert [output.token_ids for output in served(model, enforce_eager=True).generate(given, greedy())] == texts
 
 
 def test_bfloat16_and_int8_cache() -> None:
@@ -119,9 +119,9 @@ def test_bfloat16_and_int8_cache() -> None:
     model = FAMILIES[0].build(torch.bfloat16)
     assert served(model).engine.model.dtype == torch.bfloat16
     given = prompts((9, 20))
-    first = [output.tokens[0] for output in served(model).generate(given, greedy(1))]
+    first = [output.token_ids[0] for output in served(model).generate(given, greedy(1))]
     llm = served(model, kv_cache_dtype="int8")
-    assert [output.tokens[0] for output in llm.generate(given, greedy(1))] == first
+    assert [output.token_ids[0] for output in llm.generate(given, greedy(1))] == first
     assert llm.engine.bytes_per_token == 2 * 2 * 2 * (16 + 4)
 
 
@@ -155,11 +155,11 @@ def test_weights_lie_in_one_stretch(tmp_path: Path) -> None:
 def test_weights_are_read_where_they_are() -> None:
     """A change of a weight changes the next step, a recorded one too."""
     model: Any = FAMILIES[0].build()
-    llm = served(model, reuse_prefixes=False)
-    before = llm.generate([[3, 4, 5]], greedy())[0].tokens
+    llm = served(model, enable_prefix_caching=False)
+    before = llm.generate([[3, 4, 5]], greedy())[0].token_ids
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight.roll(1, 0))
-    after = llm.generate([[3, 4, 5]], greedy())[0].tokens
+    after = llm.generate([[3, 4, 5]], greedy())[0].token_ids
     assert before != after
     assert_continues(model, [[3, 4, 5]], [llm.generate([[3, 4, 5]], greedy())[0]])
 
@@ -169,8 +169,8 @@ def test_quantized_and_wrapped() -> None:
     model = FAMILIES[0].build()
     patch_model(model, weights="int8")
     given = prompts((9, 20))
-    tokens = [output.tokens for output in served(model).generate(given, greedy())]
-    assert [o.tokens for o in served(FAMILIES[0].build(), weights="int8").generate(given, greedy())] == tokens
+    tokens = [output.token_ids for output in served(model).generate(given, greedy())]
+    assert [o.token_ids for o in served(FAMILIES[0].build(), quantization="int8").generate(given, greedy())] == tokens
 
     class Wrapper(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -180,7 +180,7 @@ def test_quantized_and_wrapped() -> None:
         def forward(self, **kwargs: Any) -> Any:
             return self.inner(**kwargs)
 
-    assert [o.tokens for o in served(Wrapper(model)).generate(given, greedy())] == tokens
+    assert [o.token_ids for o in served(Wrapper(model)).generate(given, greedy())] == tokens
 
 
 def test_peft() -> None:
@@ -206,15 +206,17 @@ def test_folders(name: str, tmp_path: Path) -> None:
     assert type(llm.engine.model).__name__ == "PagedModel"
     assert_continues(model, given, llm.generate(given, greedy()))
     assert is_patched(llm.engine.model.model) == (name != "GPTNeoX")
-    with pytest.raises(ValueError, match="tensor_parallel must be 1 for a model that runs through transformers, got 2"):
-        LLM(tmp_path, tensor_parallel=2)
+    with pytest.raises(
+        ValueError, match="tensor_parallel_size must be 1 for a model that runs through transformers, got 2"
+    ):
+        LLM(tmp_path, tensor_parallel_size=2)
     if name == "GPTNeoX":
         with pytest.raises(ValueError, match="GPTNeoXForCausalLM cannot be patched"):
-            LLM(tmp_path, weights="int8")
+            LLM(tmp_path, quantization="int8")
     else:
         patch_model(model, weights="int8")
-        expected = [output.tokens for output in served(model).generate(given, greedy())]
-        assert [output.tokens for output in LLM(tmp_path, weights="int8").generate(given, greedy())] == expected
+        expected = [output.token_ids for output in served(model).generate(given, greedy())]
+        assert [output.token_ids for output in LLM(tmp_path, quantization="int8").generate(given, greedy())] == expected
 
 
 def test_unlike_layers() -> None:
@@ -254,8 +256,8 @@ def test_refused() -> None:
     with pytest.raises(ValueError, match=r"dtype must be left out for a model that is loaded, got torch\.float16"):
         LLM(model, dtype=torch.float16)
     patch_model(model)
-    with pytest.raises(ValueError, match="weights must be left out for a model that is patched, got 'int8'"):
-        LLM(model, weights="int8")
+    with pytest.raises(ValueError, match="quantization must be left out for a model that is patched, got 'int8'"):
+        LLM(model, quantization="int8")
     with pytest.raises(ValueError, match=r"the model must be loaded, got .*weight on meta"):
         LLM(FAMILIES[0].build().to("meta"))
 
@@ -265,7 +267,7 @@ def test_positions_end_where_the_rule_does(caplog: pytest.LogCaptureFixture) -> 
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
     long = Family("Phi3", config={"rope_parameters": rope, "original_max_position_embeddings": 32})
     llm = served(long.build())
-    assert llm.engine.max_length == 32
+    assert llm.engine.max_model_len == 32
     assert "sequences must be shorter than 32 tokens" in caplog.text
     given = prompts((18,))
     assert_continues(long.build(), given, llm.generate(given, greedy()))
