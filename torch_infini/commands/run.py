@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     except SystemExit:
         raise
     except BaseException as error:
-        error.__traceback__ = without_ours(error.__traceback__)
+        error.__traceback__ = without_own_frames(error.__traceback__)
         if isinstance(error, ImportError) and error.__traceback__ is None:  # -m names no module
             raise CommandError(str(error)) from None
         sys.excepthook(type(error), error, error.__traceback__)
@@ -94,7 +94,7 @@ def module_body(name: str) -> Callable[[], Any]:
     return lambda: runpy.run_module(real, run_name="__main__", alter_sys=True)
 
 
-def without_ours(traceback: TracebackType | None) -> TracebackType | None:
+def without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the frames above the script's."""
     above = {__file__, runpy.__file__, "<frozen runpy>"}
     while traceback is not None and traceback.tb_frame.f_code.co_filename in above:

@@ -23,14 +23,14 @@ ALIASES = {
 }
 # Modules in which scripts get other objects than users of torch_infini: {alias: {name: (module, name in it)}}.
 # `infinilm` and `infinilm.lib` are included because of their submodules.
-_IN_BLOCKS = {"PagedKVCacheConfig": ("torch_infini.compat.infinilm.cache.sized_in_blocks", "PagedKVCacheConfig")}
+_SIZED_IN_BLOCKS = {"PagedKVCacheConfig": ("torch_infini.compat.infinilm.cache.sized_in_blocks", "PagedKVCacheConfig")}
 OVERRIDES = {
-    "infinilm": _IN_BLOCKS,
-    "infinilm.cache": _IN_BLOCKS,
-    "infinilm.cache.cache": _IN_BLOCKS,
-    "infinilm.infer_engine": _IN_BLOCKS,
+    "infinilm": _SIZED_IN_BLOCKS,
+    "infinilm.cache": _SIZED_IN_BLOCKS,
+    "infinilm.cache.cache": _SIZED_IN_BLOCKS,
+    "infinilm.infer_engine": _SIZED_IN_BLOCKS,
     "infinilm.lib": {},
-    "infinilm.lib._infinilm": _IN_BLOCKS,
+    "infinilm.lib._infinilm": _SIZED_IN_BLOCKS,
 }
 
 

@@ -44,14 +44,14 @@ class Stream(torch.Stream):
         return runtime.Stream.borrow(self.stream_id, torch.device("cpu", 0))
 
 
-class _OfTorch(type):
+class _EventMeta(type):
     """Metaclass of Event: torch's functions require exactly torch.Event, so Event() makes those."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Event)
 
 
-class Event(metaclass=_OfTorch):
+class Event(metaclass=_EventMeta):
     """A point in a stream, to wait for or to measure time with: a torch.Event.
 
     Args:

@@ -26,7 +26,7 @@ from .worker_process import Start, WorkerProcess, start_worker
 
 _NAME = "torch_infini.distributed.Workers"
 _TIMEOUT = 300.0  # libinfiniccl's default
-_LONGEST = 1e6  # seconds, the limit of poll(2)
+_MAX_POLL_SECONDS = 1e6  # seconds, the limit of poll(2)
 SECONDS = 10.0  # seconds that a worker has to end after its connection is closed
 
 
@@ -180,7 +180,7 @@ class _Joining(threading.Thread):
 def _timeout() -> float:
     """Return the seconds that a rank waits for another; Communicator rejects invalid numbers."""
     try:
-        return min(float(os.environ.get("INFINI_CCL_TIMEOUT", "")), _LONGEST)
+        return min(float(os.environ.get("INFINI_CCL_TIMEOUT", "")), _MAX_POLL_SECONDS)
     except ValueError:
         return _TIMEOUT
 

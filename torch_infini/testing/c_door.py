@@ -56,7 +56,7 @@ def renamed(names: Mapping[str, str], fixed: Mapping[str, Any], args: Arguments)
     return {names.get(name, name): value for name, value in args.items() if name not in fixed}
 
 
-def in_words(words: Mapping[str, str], message: str) -> str:
+def reworded(words: Mapping[str, str], message: str) -> str:
     """Return the message with each of these words replaced."""
     names = "|".join(map(re.escape, words))
     return re.sub(rf"\b({names})\b", lambda found: words[found[0]], message) if words else message
@@ -232,7 +232,7 @@ def c_op(
                 usual = results(bound(info, valid), inputs)
             at = "run" if case.of_values or "share no memory" in case.message else "create"
             status = statuses.get(case.name) or ("BAD_PARAM" if case.of_values else status_of(case.message))
-            message = in_words(words, case.message)
+            message = reworded(words, case.message)
             yield CErrorCase(case.name, usual | inputs | outs, status, message, at, case.of_values)
         yield from errors()
 

@@ -32,7 +32,7 @@ def start(function: str, ends_at_errors: bool) -> None:
     Raises:
         RuntimeError: If torch_infini.runtime.record() records on this thread.
     """
-    refuse_torchs(function)
+    check_no_torch_recording(function)
     drop()
     _thread.recording = (_OnCpu if _infinicore.get_device().type == _infinicore.Device.Type.CPU else _OnDevice)(
         ends_at_errors
@@ -41,7 +41,7 @@ def start(function: str, ends_at_errors: bool) -> None:
 
 def stop(function: str) -> tuple[_infinicore.Graph, SharedRecording | None] | None:
     """Return the recorded graph, and what runs it if it has torch ops; None if nothing is being recorded."""
-    refuse_torchs(function)
+    check_no_torch_recording(function)
     recording: _OnCpu | _OnDevice | None = getattr(_thread, "recording", None)
     _thread.recording = None
     if recording is not None and recording.is_active():
@@ -63,7 +63,7 @@ def drop() -> bool:
     return was_active
 
 
-def drop_loudly() -> None:
+def drop_with_warning() -> None:
     """Drop this thread's recording, whoever began it, with a warning unless an error had ended it."""
     if drop():
         print("infinicore: warning: startGraphRecording: a recording was under way, which is dropped", file=sys.stderr)
@@ -72,7 +72,7 @@ def drop_loudly() -> None:
         _infinicore.stop_graph_recording()
 
 
-def refuse_torchs(function: str) -> None:
+def check_no_torch_recording(function: str) -> None:
     """Raise RuntimeError if this thread is inside torch_infini.runtime.record()."""
     current = Recording.current()
     if current is not None and not isinstance(current, SharedRecording):

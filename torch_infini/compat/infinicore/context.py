@@ -70,8 +70,8 @@ def start_graph_recording(device: Device | str | None = None) -> None:
     A recording that was started and not stopped is dropped, with a warning. Raises RuntimeError within
     torch_infini.runtime.record().
     """
-    _started.refuse_torchs("infinicore.start_graph_recording")
-    _started.drop_loudly()
+    _started.check_no_torch_recording("infinicore.start_graph_recording")
+    _started.drop_with_warning()
     if device is not None:
         set_device(device)
     _started.start("infinicore.start_graph_recording", ends_at_errors=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy
 
 _HOST = (1, 0)  # the CPU in the form of __dlpack_device__()
-_TORCHS = "torch.utils.dlpack"  # the module that calls __dlpack__() for torch.from_dlpack
+_TORCH_DLPACK = "torch.utils.dlpack"  # the module that calls __dlpack__() for torch.from_dlpack
 
 
 class Tensor:
@@ -199,7 +199,7 @@ class Tensor:
             source = Tensor(_infinicore.rearrange(self._underlying))
         # During the recording that writes this tensor, torch notes ops on a view; any other consumer would read
         # unfilled memory.
-        if source._underlying.is_recorded_now() and sys._getframe(1).f_globals.get("__name__") == _TORCHS:
+        if source._underlying.is_recorded_now() and sys._getframe(1).f_globals.get("__name__") == _TORCH_DLPACK:
             if place == _HOST:  # torch could not prevent reads between the recording and the first run
                 with without_modes():
                     memory = source._as_torch().untyped_storage()

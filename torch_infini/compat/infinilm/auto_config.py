@@ -10,7 +10,7 @@ from ...models import LlamaConfig as ModelConfig
 from .config import LlamaConfig
 
 # Entries that are copied. torch_infini.models, which knows each family's defaults, reads the others.
-_KEPT = (
+_COPIED = (
     "use_cache",
     "attention_dropout",
     "initializer_range",
@@ -56,7 +56,7 @@ class AutoConfig:
         entries = read_object(Path(model_path) / "config.json")
         config = LlamaConfig(
             **{name: getattr(model, name) for name in _READ},
-            **{name: entries[name] for name in _KEPT if entries.get(name) is not None},
+            **{name: entries[name] for name in _COPIED if entries.get(name) is not None},
             name_or_path=str(model_path),
             attention_bias=model.qkv_bias,
             attention_output_bias=model.out_bias,

@@ -149,7 +149,7 @@ class LlamaConfig(Config):
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         config = ModelConfig.from_dict(
             {
-                **{name: getattr(self, name) for name in _DEFAULTS if name not in _OWN},
+                **{name: getattr(self, name) for name in _DEFAULTS if name not in _CONVERTED},
                 "rope_parameters": {**scaling, "rope_type": kind, "rope_theta": self.rope_theta},
                 "sliding_window": None,
             }
@@ -189,7 +189,7 @@ class LlamaConfig(Config):
 _DEFAULTS = {name: vars(LlamaConfig)[name] for name in LlamaConfig.__annotations__}
 _DEFAULTS |= {"pad_token_id": -1, "bos_token_id": [1], "eos_token_id": [2]}
 # Attributes that to_model() converts itself.
-_OWN = {"rope_theta", "rope_scaling", "sliding_window", "layer_types", "_dtype", "bos_token_id"}
+_CONVERTED = {"rope_theta", "rope_scaling", "sliding_window", "layer_types", "_dtype", "bos_token_id"}
 _NAME = "infinilm.LlamaConfig"
 
 

@@ -32,7 +32,7 @@ from .inputs import WHERE, paged_batch, static_batch
 from .sampling import by_fixed_number, drawn, each_seed, settings
 
 _NAME = "infinilm.InferEngine"
-_SHOWN = 10  # names listed in an error
+_MAX_LISTED = 10  # names listed in an error
 _SCALE = 0.02  # standard deviation of random weights
 
 
@@ -250,8 +250,8 @@ class _Rank(Worker):
             if not self.missing:
                 return
             some = sorted(self.missing)
-            more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
-            names = f"{', '.join(some[:_SHOWN])}{more}"
+            more = f" and {len(some) - _MAX_LISTED} more" if len(some) > _MAX_LISTED else ""
+            names = f"{', '.join(some[:_MAX_LISTED])}{more}"
             if len(self.missing) < len(self.slots):
                 raise RuntimeError(f"{where}: all parameters must have been loaded, got none for {names}")
             if self.model.tp_group is None or self.model.tp_group.rank == 0:

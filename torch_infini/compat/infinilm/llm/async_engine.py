@@ -191,8 +191,8 @@ def _deliver(requests: Requests, request: InferenceRequest, output: EngineOutput
         if not c.finished():
             if c.new_token_ids:
                 request.outbox.put(SampleDelta(c.index, c.new_token_ids, c.new_text, None))
-        elif c.index not in request.told:
-            request.told.add(c.index)
+        elif c.index not in request.ended_samples:
+            request.ended_samples.add(c.index)
             request.outbox.put(
                 SampleDelta(c.index, c.new_token_ids, c.new_text, reason_of(c.finish_reason, c.stop_reason))
             )

@@ -210,7 +210,7 @@ class InferenceRequest:
         self._error: BaseException | None = None
         self.outbox = Outbox()
         self.added: Future[str] | None = None  # the engine's id, set by AsyncLLMEngine
-        self.told: set[int] = set()  # samples whose end is in the outbox
+        self.ended_samples: set[int] = set()  # samples whose end is in the outbox
 
     def __repr__(self) -> str:
         tokens = len(self.generated_token_ids)
