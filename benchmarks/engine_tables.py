@@ -165,3 +165,19 @@ def all_reduce(rows: Rows) -> Cells:
         cells = [f"{time:,.0f}" if time >= 1000 else f"{time:.1f}" for time in times]
         ratios = number(row, "ratio_to_gloo", "{:.0f}x"), number(row, "share_of_copy", "{:.2f}")
         yield [size_in_words(int(row["bytes"])), *cells, *ratios]
+
+
+@table(
+    "paged_models.csv",
+    "model, threads | one request, tokens/s: transformers | patched | engine | engine to transformers "
+    "| 32 requests: transformers, padded | engine | engine to transformers",
+    "lrrrrrrr",
+)
+def paged_models(rows: Rows) -> Cells:
+    """Models of transformers in the engine, beside transformers' own generate, in bfloat16."""
+    for row in rows:
+        size = f"{float(row['parameters_millions']):.0f}M"
+        rates = [number(row, f"{form}_tokens_per_second", "{:.1f}") for form in ("transformers", "patched", "engine")]
+        many = [number(row, f"{form}_tokens_per_second_32", "{:.0f}") for form in ("transformers", "engine")]
+        case = f"{row['family']}, {size}, {row['threads']}"
+        yield [case, *rates, number(row, "ratio"), *many, number(row, "ratio_32")]

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini._core.memory import allocate
 from torch_infini.demo import MODEL
-from torch_infini.engine.llm import load_tokenizer
+from torch_infini.engine.loading import load_tokenizer
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
 from torch_infini.testing.benchmark import medians

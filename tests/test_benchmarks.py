@@ -673,3 +673,11 @@ def test_gpu_goes_on_in_a_new_process(gpu: Any, harness: Any, tmp_path: Path, mo
     lost["lost"] = False
     assert gpu.main(arguments) == 1
     assert values(harness.read_csv(path), "case", "infini_us") == [("first", ""), ("second", "1.0")]
+
+
+@pytest.mark.full
+def test_paged_models(measured: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    positive = "ratio ratio_32 transformers_tokens_per_second engine_tokens_per_second_32"
+    rows = measured(tmp_path / "paged-models.csv", "paged_models.py --quick --families Gemma3", positive)
+    assert values(rows, "family", "recorded") == [("Gemma3", "True")]
