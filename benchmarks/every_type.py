@@ -109,17 +109,22 @@ def shortened(error: BaseException) -> str:
 
 def examine_quietly(kind: str) -> Row:
     """As examine, without warnings, within LIMIT seconds; what fails is a row too."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.ERROR)
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(LIMIT)
+    disabled, threads = logging.root.manager.disable, torch.get_num_threads()
+    handler = signal.signal(signal.SIGALRM, _too_long)
     try:
-        return examine(kind)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            logging.disable(logging.ERROR)
+            torch.set_num_threads(1)
+            signal.alarm(LIMIT)
+            return examine(kind)
     except Exception as error:  # the table has a row for every type
         return Row(kind, "failed", reasons=f"{type(error).__name__}: {shortened(error)}")
     finally:
         signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)
+        torch.set_num_threads(threads)
+        logging.disable(disabled)
 
 
 def _too_long(*signal: object) -> None:

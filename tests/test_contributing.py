@@ -139,7 +139,7 @@ assert torch.equal(llama.layers[1].mlp.down.dense(), dense.model.layers[1].mlp.d
 output = torch_infini.LLM(model, dtype="float32", progress=False).generate(
     [ids[0].tolist()], torch_infini.SamplingParams(max_tokens=4, temperature=0)
 )[0]
-assert output.tokens == dense.generate(ids, max_new_tokens=4, do_sample=False)[0, 5:].tolist()
+assert output.token_ids == dense.generate(ids, max_new_tokens=4, do_sample=False)[0, 5:].tolist()
 
 config["quantization_config"]["blocksize"] = 32
 (model / "config.json").write_text(json.dumps(config, default=str))

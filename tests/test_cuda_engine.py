@@ -89,7 +89,7 @@ def test_recorded_steps(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.
         outputs |= finish(engine)
         ids += [engine.add(row, SamplingParams.greedy(max_tokens=TOKENS)) for row in prompts(5, 18)]
         outputs |= finish(engine)
-        results.append([outputs[id].tokens for id in ids])
+        results.append([outputs[id].token_ids for id in ids])
     assert results[0] == results[1]
     if emulates_cuda():
         assert len(captures) == 3  # of one, two and three sequences

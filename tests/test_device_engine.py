@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("weights", ["dense", "int8"])
+@pytest.mark.parametrize("weights", [None, "int8"])
 def test_llm(folder: Path, params: SamplingParams, weights: Any) -> None:
     expected = [output.token_ids for output in LLM(folder, quantization=weights).generate(PROMPTS, params)]
     llm = LLM(folder, quantization=weights, device="infini")

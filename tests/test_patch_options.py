@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from support.rounding import rounding_limit, sums_of
 from support.tiny_llama import LAYERS, calls, close, greedy, identity, in_order, logits, tiny, tokens
 from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
-from torch_infini.patch.layers.memory import moved
+from torch_infini.patch.layers.memory import move
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread", "no_graphs_left")
@@ -232,7 +232,14 @@ def test_misaligned_weights_get_memory_of_their_own() -> None:
 
 @pytest.mark.parametrize("rows", [3, 700])  # 700 rows take more than a megabyte: large pages are asked for
 def test_moved(rows: int) -> None:
-    x = torch.randn(1000, rows).t()[:, ::2]
-    y = moved(x)
-    assert torch.equal(x, y) and y.is_contiguous() and y.data_ptr() % 64 == 0
-    assert y.untyped_storage().nbytes() == y.nbytes and torch.equal(y.clone(), y.mul_(1))
+    tensors = [
+        torch.randn(rows, 500),
+        torch.empty(0),
+        torch.randn(7).bfloat16(),
+        torch.nn.Parameter(torch.randn(rows, 3)),
+    ]
+    before = [tensor.detach().clone() for tensor in tensors]
+    move(tensors)
+    for x, y in zip(before, tensors, strict=True):
+        assert torch.equal(x, y) and y.is_contiguous() and (y.data_ptr() % 64 == 0 or not y.numel())
+        assert y.untyped_storage().nbytes() == y.nbytes

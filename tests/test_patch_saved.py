@@ -234,7 +234,7 @@ def test_llm_errors(tmp_path: Path) -> None:
     model = small()
     patch_model(model, weights="int8")
     save_patched(model, tmp_path)
-    assert made_by_llm(tmp_path, tokens(1), weights="int8") == made_by_llm(tmp_path, tokens(1))
+    assert made_by_llm(tmp_path, tokens(1), quantization="int8") == made_by_llm(tmp_path, tokens(1))
     with pytest.raises(ValueError, match=r"weights must be left out .* or be its format \(.*int8.*\), got 'int4'"):
         LLM(tmp_path, quantization="int4", progress=False)
     config = json.loads((tmp_path / "config.json").read_text())

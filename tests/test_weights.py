@@ -121,7 +121,7 @@ def test_a_format_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     # The engine: from the integers of the folder, and quantized while it reads.
     made = greedy(model, ids)[0, ids.shape[1] :].tolist()
-    for folder, options in (("saved", {}), ("whole", {"weights": "eight"})):
+    for folder, options in (("saved", {}), ("whole", {"quantization": "eight"})):
         llm = LLM(tmp_path / folder, progress=False, enforce_eager=True, **options)  # its product is of ATen's ops
         output = llm.generate(ids[0].tolist(), SamplingParams.greedy(max_tokens=12))[0]
         assert list(output.outputs[0].token_ids) == made
