@@ -49,8 +49,9 @@ def test_sample(kind: str, every_type: Any) -> None:
 
 
 @pytest.mark.full
-def test_all(every_type: Any) -> None:
-    found = list(every_type.examine_all(causal_types()))
+def test_every_fourth(every_type: Any) -> None:
+    """A run over all of them takes two minutes of two cores: python benchmarks/every_type.py."""
+    found = list(every_type.examine_all(causal_types()[::4]))
     assert not [row for row in found if row.patched == "failed" or row.engine == "differs"]
     for row in found:
         agree(row)
