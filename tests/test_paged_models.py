@@ -17,6 +17,7 @@ from torch import nn
 from support.rounding import assert_likeliest, sums_of
 from torch_infini import LLM, SamplingParams, is_patched, patch_model
 from torch_infini.nn import KVCache, MixedKVCache
+from torch_infini.patch.paged import sites
 from torch_infini.testing import causal_types
 from torch_infini.testing.families import VOCABULARY
 from torch_infini.testing.patched_families import FAMILIES, Family
@@ -217,6 +218,14 @@ def test_folders(name: str, tmp_path: Path) -> None:
         patch_model(model, weights="int8")
         expected = [output.token_ids for output in served(model).generate(given, greedy())]
         assert [output.token_ids for output in LLM(tmp_path, quantization="int8").generate(given, greedy())] == expected
+
+
+def test_values_wider_than_keys() -> None:
+    """The cache has rows as wide as the keys."""
+    watch = sites._Watch(64)
+    q, k, v = torch.randn(1, 3, 4, 16), torch.randn(1, 3, 2, 16), torch.randn(1, 3, 2, 24)
+    with pytest.raises(sites.Unserved, match=r"its values have 2 heads of 24 columns, its keys \[2, 16\]"):
+        watch.attend(nn.Identity(), q, k, v, None, sites.Scores(1.0))
 
 
 def test_unlike_layers() -> None:

@@ -124,6 +124,8 @@ class _Watch:
             raise Unserved(f"{type(module).__name__} attends twice in a call")
         if q.shape[:2] != k.shape[:2]:
             raise Unserved("its attention has other keys than those of the tokens")
+        if v.shape[2] != k.shape[2] or v.shape[3] > k.shape[3]:
+            raise Unserved(f"its values have {v.shape[2]} heads of {v.shape[3]} columns, its keys {list(k.shape[2:])}")
         if mask is None:
             if not scores.causal and q.shape[1] > 1:
                 raise Unserved("its attention sees later tokens, so that it does not continue a text")
