@@ -264,6 +264,25 @@ def test_refused() -> None:
         LLM(model.model)
     with pytest.raises(ValueError, match=r"dtype must be left out for a model that is loaded, got torch\.float16"):
         LLM(model, dtype=torch.float16)
+    for wrong in (True, "int9"):
+        with pytest.raises(ValueError, match=f"quantization must be .*, got {wrong!r}"):
+            LLM(model, quantization=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="quantization must be left out for a model that is loaded, got 'int8'"):
+        LLM(served(FAMILIES[0].build()).engine.model, quantization="int8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"must be float32, bfloat16 or float16, got torch\.float64"):
+        LLM(FAMILIES[0].build().double())
+    broken: Any = FAMILIES[0].build()
+    with torch.no_grad():
+        broken.model.layers[1].mlp.up_proj.weight.fill_(torch.nan)
+    with pytest.raises(
+        ValueError, match=r"its logits are NaN or infinite, as model\.layers\.1\.mlp\.up_proj\.weight is"
+    ):
+        LLM(broken)
+    assert not is_patched(broken)
+    odd: Any = FAMILIES[0].build()
+    odd.model.layers[0].mlp.down_proj = nn.Linear(3, 64)
+    with pytest.raises(ValueError, match="it does not run 15 tokens: RuntimeError"):
+        LLM(odd)
     patch_model(model)
     with pytest.raises(ValueError, match="quantization must be left out for a model that is patched, got 'int8'"):
         LLM(model, quantization="int8")

@@ -62,15 +62,25 @@ def load_served(
     size = tensor_parallel_size
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"{_NAME}: tensor_parallel_size must be an integer of at least 1, got {size!r}")
+    if quantization is not None and not isinstance(quantization, str):
+        raise ValueError(f"{_NAME}: quantization must be a name or None, got {quantization!r}")
     device_of(device)
     given = load_tokenizer(found_tokenizer(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
     wants_defaults = generation_config == "auto"
     if not isinstance(model, (str, Path)):
-        if is_served_model(model):
-            return Served(model, given, {})  # type: ignore[arg-type]  # it has what a ServedModel has
-        for name, value in (("dtype", floating(dtype)), ("tensor_parallel_size", size if size != 1 else None)):
+        is_served = is_served_model(model)
+        for name, value in (
+            ("dtype", floating(dtype)),
+            ("tensor_parallel_size", size if size != 1 else None),
+            ("quantization", quantization if is_served else None),
+        ):
             if value is not None:
                 raise ValueError(f"{_NAME}: {name} must be left out for a model that is loaded, got {value!r}")
+        if is_served:
+            return Served(model, given, {})  # type: ignore[arg-type]  # it has what a ServedModel has
+        if quantization is not None and quantization not in names() and not quantization.startswith("auto:"):
+            known = ", ".join(map(repr, names()))
+            raise ValueError(f"{_NAME}: quantization must be one of {known} or 'auto:BITS', got {quantization!r}")
         served = _paged(model, quantization)
         source = Path(getattr(model, "name_or_path", "") or "-")
         found = given or (load_tokenizer(source) if source.exists() else None)

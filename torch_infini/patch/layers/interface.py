@@ -38,9 +38,20 @@ def attend(
 
 
 def attention_with_weights(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, dropout: float, softcap: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    dropout: float,
+    softcap: float,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute attention over [B, H, S, D] in plain torch and return the weights, which the kernel never stores."""
+    """Compute attention over [B, H, S, D] in plain torch and return the weights, which the kernel never stores.
+
+    sinks: [H], a score of each head that takes part in the softmax and has no value.
+    """
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
     if mask is None and causal and length > 1:
         k, v = k[:, :, :length], v[:, :, :length]
@@ -50,7 +61,10 @@ def attention_with_weights(
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(q.dtype).min) if mask.dtype == torch.bool else scores + mask
-    weights = nn.functional.dropout(scores.softmax(-1, dtype=torch.float32).to(q.dtype), dropout)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+    weights = scores.softmax(-1, dtype=torch.float32).to(q.dtype)[..., : k.shape[2]]
+    weights = nn.functional.dropout(weights, dropout)
     return (weights @ v.repeat_interleave(groups, 1)).transpose(1, 2).contiguous(), weights
 
 

@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ...distributed import TPGroup
 from ...nn import Batch, KVCache, MixedKVCache
 from ...nn.cache import token_bytes
+from ...ops import FLOATS
 from ..checks.probe import HALF
 from ..checks.trial import rms, without_side_effects
 from ..layers import interface
@@ -264,7 +265,7 @@ def check_model(model: nn.Module) -> tuple[Any, torch.device]:
     """Return the causal language model in a module, and the device that it is on.
 
     Raises:
-        ValueError: If there is none, or it is not loaded, or on several devices.
+        ValueError: If there is none, or it is not loaded, on several devices, or of a dtype without kernels.
     """
     inner = generating(model)
     away = next((name for name, tensor in model.named_parameters() if tensor.is_meta), None)
@@ -273,6 +274,9 @@ def check_model(model: nn.Module) -> tuple[Any, torch.device]:
     devices = sorted({str(tensor.device) for tensor in model.parameters()})
     if len(devices) != 1:
         raise ValueError(f"{_NAME}: the model must be on one device, got one on {', '.join(devices) or 'none'}")
+    wrong = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype not in FLOATS), None)
+    if wrong is not None:
+        raise ValueError(f"{_NAME}: the model must be float32, bfloat16 or float16, got {wrong}")
     return inner, torch.device(devices[0])
 
 

@@ -153,23 +153,12 @@ def _watched_mask(**kwargs: Any) -> Tensor | None:
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
-    """Compute attention of [B, S, H, D] to [B, T, Hkv, D] by torch or, where it can, by infini::attention."""
+    """Compute attention of [B, S, H, D] to [B, S, Hkv, D] by infini::attention or, where it cannot, by torch."""
     if scores.sinks is None and v.shape == k.shape:
         return attend(q, k, v, mask, scores.scale, scores.causal, scores.softcap)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if scores.sinks is None:
-        y, _ = attention_with_weights(q, k, v, mask, scores.scale, scores.causal, 0.0, scores.softcap)
-        return y
-    groups, length, total = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
-    s = (q @ k.repeat_interleave(groups, 1).transpose(2, 3)).float() * scores.scale
-    if scores.softcap:
-        s = torch.tanh(s / scores.softcap) * scores.softcap
-    if mask is None:
-        mask = torch.ones(length, total, dtype=torch.bool, device=q.device).tril(total - length)
-    s = s.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else s + mask
-    sinks = scores.sinks.float().reshape(1, -1, 1, 1).expand(s.shape[0], -1, length, 1)
-    weights = torch.cat([s, sinks], -1).softmax(-1)[..., :-1].to(v.dtype)
-    return (weights @ v.repeat_interleave(groups, 1)).transpose(1, 2)
+    y, _ = attention_with_weights(q, k, v, mask, scores.scale, scores.causal, 0.0, scores.softcap, scores.sinks)
+    return y
 
 
 def configs_of(model: nn.Module) -> list[Any]:
@@ -219,8 +208,16 @@ def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[n
     try:
         with implementation(configs_of(model), _WATCHED_NAME, watch), torch.no_grad():
             logits = model(input_ids=tokens, use_cache=False).logits[0]
+    except Unserved:
+        raise
     except NotImplementedError as error:  # of paged_attention_forward
         raise Unserved(str(error)) from error
+    except Exception as error:  # whatever else a forward needs
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise Unserved(f"it does not run {tokens.shape[1]} tokens: {cause}") from error
+    if not logits.isfinite().all():
+        name = next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
+        raise Unserved(f"its logits are NaN or infinite{f', as {name} is' if name else ''}")
     if not watch.sites:
         raise Unserved("no layer of it calls transformers' attention interface")
     return watch.sites, logits
