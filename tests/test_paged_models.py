@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from support.rounding import assert_likeliest, sums_of
-from torch_infini import LLM, SamplingParams, is_patched, patch_model
+from torch_infini import LLM, SamplingParams, is_patched, patch_model, runtime
 from torch_infini.nn import KVCache, MixedKVCache
 from torch_infini.patch.paged import sites
 from torch_infini.testing import causal_types
@@ -113,6 +113,20 @@ def test_decode_steps_are_recorded(family: Family) -> None:
     texts = [output.token_ids for output in llm.generate(given, greedy())]
     assert llm.engine.model.is_recordable
     assert [output.token_ids for output in served(model, enforce_eager=True).generate(given, greedy())] == texts
+
+
+def test_steps_that_cannot_be_recorded(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are tried once, and run op by op from then on, for every number of sequences; the log says why, in one line."""
+    tried: list[object] = []
+    record = runtime.record
+    monkeypatch.setattr(runtime, "record", lambda step: tried.append(step) or record(step))
+    model = next(family for family in FAMILIES if family.name == "Mixtral").build()  # torch knows no shapes in float32
+    llm = served(model)
+    with caplog.at_level("INFO", "torch_infini"):
+        outputs = llm.generate(prompts((3, 4, 5)), [greedy(4), greedy(8), greedy(12)])
+    assert len(tried) == 1 and not llm.engine.model.is_recordable
+    assert caplog.text.count("decode steps are not recorded") == 1 and "Traceback" not in caplog.text
+    assert [len(output.token_ids) for output in outputs] == [4, 8, 12]
 
 
 def test_bfloat16_and_int8_cache() -> None:

@@ -142,12 +142,19 @@ def recorder(model: ServedModel) -> Record | None:
 
 def _record_ops(model: ServedModel, step: Callable[[], Tensor]) -> Callable[[], object]:
     """Record a step of ops of any kind; one that cannot be recorded is computed op by op from then on."""
+    replay: Callable[[], object] = step
+    fakes = logging.getLogger(
+        "torch._subclasses.fake_tensor"
+    )  # logs a traceback of an op whose shapes it does not know
+    disabled, fakes.disabled = fakes.disabled, True
     try:
-        with torch.inference_mode(False), torch.no_grad():
-            replay = runtime.record(step).run
+        if model.is_recordable:
+            with torch.inference_mode(False), torch.no_grad():
+                replay = runtime.record(step).run
     except RuntimeError as error:
         model.is_recordable = False
         _logger.info("torch_infini.Engine: decode steps are not recorded: %s", error)
-        replay = step
+    finally:
+        fakes.disabled = disabled
     replay()
     return replay
