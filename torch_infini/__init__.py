@@ -28,7 +28,16 @@ if TYPE_CHECKING:
         weights,
     )
     from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
-    from .patch import PatchReport, is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
+    from .patch import (
+        PatchReport,
+        describe,
+        is_patched,
+        load_patched,
+        patch_model,
+        patched,
+        save_patched,
+        unpatch_model,
+    )
     from .patch import load_model as load
 
 __version__ = "0.1.0"
@@ -45,6 +54,7 @@ __all__ = [
     "cpu_capabilities",
     "cpu_capability",
     "demo",
+    "describe",
     "device",
     "distributed",
     "engine",
@@ -69,6 +79,7 @@ _PARTS = {
     "engine": ("LLM", "AsyncLLM", "Engine", "EngineConfig", "SamplingParams"),
     "patch": (
         "PatchReport",
+        "describe",
         "is_patched",
         "load",
         "load_patched",

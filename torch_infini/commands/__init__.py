@@ -1,12 +1,13 @@
 """The command line, `python -m torch_infini`: a module for each command (generate, chat, serve, doctor and others)."""
 
-from . import bench, chat, demo, device, doctor, env, generate, ops, quantize, root, run, serve, tune
+from . import bench, chat, demo, describe, device, doctor, env, generate, ops, quantize, root, run, serve, tune
 from .errors import CommandError
 
 COMMANDS = {
     "bench": bench,
     "chat": chat,
     "demo": demo,
+    "describe": describe,
     "device": device,
     "doctor": doctor,
     "env": env,

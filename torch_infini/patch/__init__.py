@@ -1,6 +1,7 @@
 """patch_model, which replaces layers of one transformers model instance by infini ops, and unpatch_model.
 
-To read the code: structure.py, apply.py, layers/ (what replaces what), checks/ (whether it computes the same), files/.
+To read the code: apply.py (the steps), structure.py, layers/ (what replaces what), checks/ (whether it computes the
+same), state.py, files/.
 Importing this module is cheap: transformers is imported by the first call of patch_model.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,15 @@ from .decoder import find_decoder
 from .report import Budget, PatchReport, Row, Verification
 from .swap import STATE, Patched
 
+if TYPE_CHECKING:
+    from .description import Description
+
 __all__ = [
     "Budget",
     "PatchReport",
     "Row",
     "Verification",
+    "describe",
     "is_patched",
     "load_model",
     "load_patched",
@@ -112,17 +117,13 @@ def patch_model(
     if weights not in (None, *names()) and not str(weights).startswith("auto:"):
         known = ", ".join(map(repr, (None, *names(), "auto:BITS")))
         raise ValueError(f"torch_infini.patch_model: weights must be one of {known}, got {weights!r}")
-    try:
-        from . import apply, budget
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise ImportError(
-            "torch_infini.patch_model needs transformers: run `pip install 'transformers>=5,<6'`."
-        ) from error
+    with needs_transformers("patch_model"):
+        from . import budget
+        from .apply import apply
+        from .state import Selection, state_of, undo, whole_state
     budget.check(weights, calibrate)
-    selection = apply.Selection(patterns("only", only), patterns("skip", skip) or ())
-    state = apply.whole_state(model)
+    selection = Selection(patterns("only", only), patterns("skip", skip) or ())
+    state = whole_state(model)
     if state is not None:
         assert state.report is not None
         return replace(state.report, already_patched=True)
@@ -138,14 +139,14 @@ def patch_model(
         must_match(model, "skip", selection.skip)
     found = decoder if verify else None
     if found is None:
-        return apply.apply(model, weights, strict, selection, calibrate)
+        return apply(model, weights, strict, selection, calibrate)
     from .checks.verification import Measurement
 
     measurement = Measurement(model, found[1])
-    report = apply.apply(model, weights, strict, selection, calibrate)
+    report = apply(model, weights, strict, selection, calibrate)
     if report.reason:
         return report
-    state = apply.state_of(model)
+    state = state_of(model)
     try:
         verification = measurement.compare(bool(state.quantized))
         report = replace(report, verification=verification)
@@ -158,10 +159,23 @@ def patch_model(
         if state.quantized:
             state.report = report
         else:
-            apply.undo(model)
+            undo(model)
         raise
     state.report = report
     return report
+
+
+@contextmanager
+def needs_transformers(function: str) -> Iterator[None]:
+    """Say for imports in the body what is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ImportError(
+            f"torch_infini.{function} needs transformers: run `pip install 'transformers>=5,<6'`."
+        ) from error
 
 
 def patterns(argument: str, value: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -208,14 +222,14 @@ def unpatch_model(model: nn.Module) -> None:
         raise ValueError(
             f"torch_infini.unpatch_model: model must be patched, got a {type(model).__name__} that is not."
         )
-    from . import apply
+    from .state import states_in, undo
 
-    if quantized := [name for state in apply.states_in(model) for name in state.quantized]:
+    if quantized := [name for state in states_in(model) for name in state.quantized]:
         raise ValueError(
             f"torch_infini.unpatch_model: the model must have its original weights, got {len(quantized)} layers "
             "with quantized weights: load the original model again."
         )
-    apply.undo(model)
+    undo(model)
 
 
 @contextmanager
@@ -317,3 +331,30 @@ def load_model(name: str | Path, dtype: torch.dtype | str | None = None) -> nn.M
     from .files.foreign import load
 
     return load(name, floating(dtype))
+
+
+def describe(model: nn.Module | str | Path) -> Description:
+    """Find how a causal language model of transformers computes; print the result.
+
+    As patch_model: small copies of its modules, with random weights, are tried under every rule that there are kernels
+    for, and one call with a watched mask shows which keys each layer sees. Names and classes are not consulted. Of a
+    folder or file only the config is read and no weight is allocated, so that a model of any size takes under a second.
+
+    Args:
+        model: A model, patched or not (it is patched meanwhile), a folder, a .gguf file, or "owner/model" of the hub.
+
+    Returns:
+        Heads, scales, windows, soft caps, sinks, rotation, norms and their rounding, MLPs by layer; what patch_model
+        leaves, and why.
+
+    Raises:
+        TypeError: If model is neither a module nor a path.
+        ValueError: If it has no decoder of the Llama family, or the config is of no causal model of transformers.
+        FileNotFoundError: If there is no such folder or file.
+        ImportError: Without transformers.
+    """
+    if not isinstance(model, nn.Module | str | Path):
+        raise TypeError(f"torch_infini.describe: model must be a torch.nn.Module or a path, got {type(model).__name__}")
+    with needs_transformers("describe"):
+        from .description import describe
+    return describe(model)

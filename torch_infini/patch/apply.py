@@ -1,14 +1,12 @@
-"""Patches the modules of one model and its config, all or nothing, and undoes that."""
+"""Patches the modules of one model and its config, all or nothing: find, replace, try, choose formats, quantize."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from hashlib import sha256
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +14,6 @@ from transformers import GenerationMixin
 
 from .._core import products
 from .._core.devices import on_cpu
-from ..weights import served
 from . import budget
 from .checks.probe import clear_caches
 from .checks.trial import Trial, labelled
@@ -28,64 +25,173 @@ from .layers.compressed import compressed_layers, take_over
 from .layers.layer import link
 from .layers.loop import Loop
 from .layers.memory import align
-from .layers.mlp import GatedMLP
 from .layers.model import IMPLEMENTATION, Model
-from .layers.quantized_linear import QuantizedLinear, fuse, layers_to_quantize, quantize_layer
-from .layers.sharded import ShardedLinear
-from .report import SKIPPED, Budget, PatchReport, Row
+from .layers.quantized_linear import QuantizedLinear, quantize_layer
+from .quantize import choose_weights, fuse_projections, layers_to_choose, row_of
+from .report import SKIPPED, PatchReport, Row
 from .shares import local, ranks_of_model
+from .state import Selection, State, holders, replace_config, undo
 from .structure import candidates
-from .swap import PLAN, STATE, Patched, Unsupported, restore, swap
-
-
-@dataclass(eq=False)
-class State:
-    """State of one patch beyond its modules; copied and pickled with the model."""
-
-    config: Any  # the original; other models may share it
-    patched_config: Any  # its replacement
-    values: dict[str, Any]  # attributes of both before the patch
-    selection: Selection  # what patch_model was asked for
-    report: PatchReport | None = None  # None until patching is complete
-    quantized: list[str] = field(default_factory=list)  # names of linear layers whose full-precision weights are freed
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which modules may be replaced, by name patterns."""
-
-    only: Sequence[str] | None
-    skip: Sequence[str]
-
-    def excludes(self, name: str) -> str | None:
-        """Return why the caller excludes this module; None if it may be replaced."""
-        parents = [name[:i] for i, letter in enumerate(name) if letter == "."] + [name]
-        for pattern in self.skip:
-            if any(fnmatchcase(parent, pattern) for parent in parents):
-                return f"skip={pattern!r}"
-        if self.only is not None and not any(fnmatchcase(name, pattern) for pattern in self.only):
-            return "it is not among `only`"
-        return None
+from .swap import STATE, Patched, Unsupported, swap
 
 
 def apply(
-    model: nn.Module, weights: str | None, strict: bool, selection: Selection, calibrate: Tensor | None = None
+    model: nn.Module,
+    weights: str | None,
+    strict: bool,
+    selection: Selection,
+    calibrate: Tensor | None = None,
+    quantized: Sequence[str] = (),
 ) -> PatchReport:
-    """Patch the model, or leave it exactly as it was and raise, or give the reason in the report."""
-    compressed = compressed_layers(model) if find_decoder(model) is not None else {}
-    try:
-        with labelled():
-            # This cannot be undone, but leaves a model that computes the same where patching fails.
-            taken = take_over(model, compressed)
-            report = _apply(model, weights, strict, selection, calibrate)
-            if taken and not report.reason:
-                state = state_of(model)
-                state.quantized = [*taken, *state.quantized]
-                for decoder in (module for module in model.modules() if is_decoder(module)):
-                    fuse_projections(decoder)
-            return report
-    finally:
-        clear_caches()
+    """Patch the model, or leave it exactly as it was and raise, or give the reason in the report.
+
+    Args:
+        model: The model.
+        weights, strict, calibrate: As patch_model's.
+        selection: What may be replaced.
+        quantized: Names of linear layers that were loaded with quantized weights.
+    """
+    found = find_decoder(model)
+    if found is None:
+        return not_found(model, strict)
+    compressed = compressed_layers(model)
+    with labelled(), caches_cleared():
+        # This cannot be undone, but leaves a model that computes the same where patching fails.
+        taken = take_over(model, compressed)
+        patching = Patching(model, *found, selection, strict)
+        with patching.undone_on_failure():
+            patching.replace_modules(weights)
+            if reason := patching.try_whole():
+                return patching.refuse(reason)
+            patching.choose_formats(weights, calibrate)
+        patching.quantize([*quantized, *taken])
+        return patching.report
+
+
+def not_found(model: nn.Module, strict: bool) -> PatchReport:
+    """Report a model without a decoder that could be patched; raise if strict."""
+    reason = (
+        "it has no decoder of the Llama family (embed_tokens, layers with self_attn and mlp, norm, rotary_emb); "
+        'torch.compile(model, backend="infini") takes any model, and computes the norms and attention that it finds'
+    )
+    if strict:
+        raise ValueError(f"torch_infini.patch_model: strict=True, but {type(model).__name__} cannot be: {reason}")
+    return PatchReport("", type(model).__name__, (), reason=reason)
+
+
+class Patching:
+    """One model while it is being patched: the steps of `apply`, in order.
+
+    Args:
+        model: The model.
+        name: The decoder's name in it.
+        decoder: The decoder.
+        selection: What patch_model was asked for.
+        strict: Whether to raise where something would be left.
+
+    Attributes:
+        report: What was done so far.
+        layers: The linear layers to quantize.
+    """
+
+    def __init__(self, model: nn.Module, name: str, decoder: Decoder, selection: Selection, strict: bool) -> None:
+        interface.register()
+        self.model, self.name, self.decoder, self.strict = model, name, decoder, strict
+        config = decoder.config
+        self.family: str = getattr(config, "model_type", type(config).__name__)
+        self.ranks = ranks_of_model(model)
+        self.trial = Trial(model, decoder)
+        self.state = State(config, copy(config), dict(vars(config)), selection)
+        self.report = PatchReport(self.family, type(model).__name__, ())
+        self.layers: list[budget.QuantizableLayer] = []
+
+    @contextmanager
+    def undone_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            undo(self.model)
+            raise
+
+    def replace_modules(self, weights: str | None) -> None:
+        """Check and replace modules one by one, and report them; nothing is quantized yet."""
+        model, decoder, state = self.model, self.decoder, self.state
+        for holder in holders(model, decoder):
+            vars(holder)[STATE] = state
+        replace_config(model, state.config, state.patched_config)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), eval_mode(model):
+            rows = patch_modules(model, self.name, decoder, state.selection)
+            self.layers = layers_to_choose(model, decoder, weights, state.selection) if weights else []
+        rows = merged(model, (*rows, *map(row_of, self.layers)))
+        self.tell(replace(self.report, rows=rows, products=products_of(model, rows)))
+        # Parameter counts differ between ranks; ranks that call different collectives would deadlock.
+        self.must_agree("what patch_model does", [(row.name, row.op, row.reason) for row in rows])
+        if self.strict and (left := self.report.left):
+            shown = "; ".join(f"{row.name} ({row.reason})" for row in left[:3])
+            more = f"; and {len(left) - 3} more" if len(left) > 3 else ""
+            raise ValueError(f"torch_infini.patch_model: strict=True, but these would be left: {shown}{more}")
+        attends = all(isinstance(layer.self_attn, Attention) for layer in decoder.layers)
+        # Attention that was left needs the masks of the implementation that it was made for.
+        setattr(state.patched_config, IMPLEMENTATION, interface.NAME if attends else state.values.get(IMPLEMENTATION))
+
+    def try_whole(self) -> str:
+        """Run two tokens through the whole model; return what is wrong with it, empty if nothing is."""
+        fault = self.trial.fault()
+        self.must_agree("what patch_model finds at two tokens", bool(fault))
+        if fault and self.strict:
+            kind = type(self.model).__name__
+            raise ValueError(f"torch_infini.patch_model: strict=True, but {kind} cannot be: {fault}")
+        if not fault:
+            self.tell(replace(self.report, untried=self.trial.untried))
+        return fault
+
+    def refuse(self, reason: str) -> PatchReport:
+        undo(self.model)
+        return PatchReport(self.family, type(self.model).__name__, (), reason=reason)
+
+    def choose_formats(self, weights: str | None, calibrate: Tensor | None) -> None:
+        """Choose the format of each layer where there is a number of bits for all."""
+        if (bits := budget.bits_of(weights)) is None:
+            return
+        with eval_mode(self.model):
+            self.layers, spent = choose_weights(self.model, self.decoder, self.layers, bits, calibrate)
+        rows = merged(self.model, (*self.report.rows, *map(row_of, self.layers)))
+        self.tell(replace(self.report, rows=rows, budget=spent))
+
+    def quantize(self, taken: list[str]) -> None:
+        """Quantize the layers, and align the weights that stay. From here on nothing can be undone.
+
+        Args:
+            taken: Names of the layers that have quantized weights already.
+        """
+        model = self.model
+        wanted = {one.name: format for one in self.layers if (format := next(iter(one.formats), None)) is not None}
+        try:
+            for name, format in wanted.items():
+                quantize_layer(model.get_submodule(name), format)
+        finally:  # even after an interrupt the model works, and its report is accurate
+            done = [name for name in wanted if isinstance(model.get_submodule(name), QuantizedLinear)]
+            self.state.quantized = [*taken, *done]
+            missed = wanted.keys() - set(done)
+            rows = tuple(
+                replace(row, op=SKIPPED, reason="interrupted") if row.name in missed else row
+                for row in self.report.rows
+            )
+            self.tell(replace(self.report, rows=merged(model, rows)))
+        for decoder in (module for module in model.modules() if is_decoder(module)):
+            if wanted or taken:
+                fuse_projections(decoder)
+        replaced = {row.name for row in self.report.replaced}
+        with torch.no_grad():
+            align(m for n, m in model.named_modules() if n in replaced or n.rpartition(".")[0] in replaced)
+
+    def tell(self, report: PatchReport) -> None:
+        self.report = self.state.report = report
+
+    def must_agree(self, what: str, value: object) -> None:
+        """Raise ValueError if the ranks of a sharded model have different values."""
+        if self.ranks is not None:
+            self.ranks.must_agree(what, sha256(repr(value).encode()).digest())
 
 
 def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
@@ -95,139 +201,6 @@ def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
     if not dense or dtype is None:
         return ""
     return f"{str(dtype).removeprefix('torch.')}: {products.described(dtype, ('linear', 'matmul'))}"
-
-
-def _apply(
-    model: nn.Module, weights: str | None, strict: bool, selection: Selection, calibrate: Tensor | None
-) -> PatchReport:
-    found = find_decoder(model)
-    if found is None:
-        reason = (
-            "it has no decoder of the Llama family (embed_tokens, layers with self_attn and mlp, norm, rotary_emb); "
-            'torch.compile(model, backend="infini") takes any model, and computes the norms and attention that it finds'
-        )
-        if strict:
-            raise ValueError(f"torch_infini.patch_model: strict=True, but {type(model).__name__} cannot be: {reason}")
-        return PatchReport("", type(model).__name__, (), reason=reason)
-    name, decoder = found
-    interface.register()
-    ranks = ranks_of_model(model)
-    trial = Trial(model, decoder)
-    config = decoder.config
-    state = State(config, copy(config), dict(vars(config)), selection)
-    try:
-        for holder in holders(model, decoder):
-            vars(holder)[STATE] = state
-        replace_config(model, config, state.patched_config)
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), eval_mode(model):
-            rows = patch_modules(model, name, decoder, selection)
-            layers = layers_to_choose(model, decoder, weights, selection) if weights else []
-        family = getattr(config, "model_type", type(config).__name__)
-        rows = merged(model, (*rows, *(row_of(layer) for layer in layers)))
-        report = state.report = PatchReport(family, type(model).__name__, rows, products=products_of(model, rows))
-        if ranks is not None:
-            kinds = [(row.name, row.op, row.reason) for row in rows]  # parameter counts differ between ranks
-            # Ranks that call different collectives would deadlock.
-            ranks.must_agree("what patch_model does", sha256(repr(kinds).encode()).digest())
-        if strict and report.left:
-            shown = "; ".join(f"{row.name} ({row.reason})" for row in report.left[:3])
-            more = f"; and {len(report.left) - 3} more" if len(report.left) > 3 else ""
-            raise ValueError(f"torch_infini.patch_model: strict=True, but these would be left: {shown}{more}")
-        attends = all(isinstance(layer.self_attn, Attention) for layer in decoder.layers)
-        # Attention that was left needs the masks of the implementation that it was made for.
-        setattr(state.patched_config, IMPLEMENTATION, interface.NAME if attends else state.values.get(IMPLEMENTATION))
-        fault = trial.fault()
-        if ranks is not None:
-            ranks.must_agree("what patch_model finds at two tokens", sha256(repr(bool(fault)).encode()).digest())
-        if fault and strict:
-            raise ValueError(f"torch_infini.patch_model: strict=True, but {type(model).__name__} cannot be: {fault}")
-        if fault:
-            undo(model)
-            return PatchReport(family, type(model).__name__, (), reason=fault)
-        report = state.report = replace(report, untried=trial.untried)
-        if (bits := budget.bits_of(weights)) is not None:
-            with eval_mode(model):
-                layers, spent = choose_weights(model, decoder, layers, bits, calibrate)
-            rows = merged(model, (*report.rows, *(row_of(layer) for layer in layers)))
-            report = state.report = replace(report, rows=rows, budget=spent)
-    except BaseException:
-        undo(model)
-        raise
-    # From here on nothing can be undone: each weight is freed once its integers exist.
-    wanted = {layer.name: format for layer in layers if (format := next(iter(layer.formats), None)) is not None}
-    try:
-        for name, format in wanted.items():
-            quantize_layer(model.get_submodule(name), format)
-    finally:  # even after an interrupt the model works, and its report is accurate
-        state.quantized = [name for name in wanted if isinstance(model.get_submodule(name), QuantizedLinear)]
-        missed = {name for name in wanted if name not in state.quantized}
-        rows = tuple(replace(r, op=SKIPPED, reason="interrupted") if r.name in missed else r for r in report.rows)
-        report = state.report = replace(report, rows=merged(model, rows))
-    if wanted:
-        fuse_projections(decoder)
-    replaced = {row.name for row in report.replaced}
-    with torch.no_grad():
-        align(m for n, m in model.named_modules() if n in replaced or n.rpartition(".")[0] in replaced)
-    return report
-
-
-def fuse_projections(decoder: Decoder) -> None:
-    """Fuse the quantized layers that share an input into one product."""
-    for module in decoder.modules():
-        if isinstance(module, Attention | GatedMLP):
-            fuse([module._modules[name] for name in vars(module)[PLAN].inputs])
-
-
-def layers_to_choose(
-    model: nn.Module, decoder: Decoder, weights: str, selection: Selection
-) -> list[budget.QuantizableLayer]:
-    """Return every linear layer that may be quantized, with the formats that it may have."""
-    layers = []
-    for name, module, format in layers_to_quantize(model, decoder, weights):
-        formats, reason = {}, selection.excludes(name) or ""
-        for one in () if reason else served() if budget.bits_of(weights) is not None else (format,):
-            try:
-                formats[one] = QuantizedLinear.plans(module, one)[0].format
-            except Unsupported as unsupported:
-                reason = str(unsupported)
-        layers.append(budget.QuantizableLayer(name, module, formats, "" if formats else reason))
-    return layers
-
-
-def row_of(layer: budget.QuantizableLayer) -> Row:
-    """The row of a layer in its first format."""
-    format = next(iter(layer.formats), None)
-    op = SKIPPED if format is None else QuantizedLinear.ops(QuantizedLinear.plans(layer.module, format)[0])
-    return Row(layer.name, type(layer.module).__name__, op, layer.reason)
-
-
-def choose_weights(
-    model: nn.Module, decoder: Decoder, layers: Sequence[budget.QuantizableLayer], bits: float, calibrate: Tensor | None
-) -> tuple[list[budget.QuantizableLayer], Budget | None]:
-    """Return the layers with the one format that each gets of a mean number of bits."""
-    able = [layer for layer in layers if layer.formats]
-    if any(isinstance(layer.module, ShardedLinear) for layer in able):
-        raise ValueError("torch_infini.patch_model: weights='auto:BITS' must be of a whole model, got sharded layers")
-    if not able:
-        return list(layers), None
-    ids = budget.tokens_of(calibrate, decoder.embed_tokens.weight.shape[0])
-    found, spent = budget.choose(model, decoder, able, groups_of(decoder, able), bits, ids)
-    kept = []
-    for layer in layers:
-        formats = {name: format for name, format in layer.formats.items() if name == found[layer.name]}
-        kept.append(layer._replace(formats=formats))
-    return kept, spent
-
-
-def groups_of(decoder: Decoder, layers: Sequence[budget.QuantizableLayer]) -> list[list[int]]:
-    """Group layers with one input, which are fused; by their indices."""
-    place = {id(layer.module): i for i, layer in enumerate(layers)}
-    groups = []
-    for module in decoder.modules():
-        if isinstance(module, Attention | GatedMLP):
-            inputs = [id(module._modules[name]) for name in vars(module)[PLAN].inputs]
-            groups.append([place.pop(one) for one in inputs if one in place])
-    return [*filter(None, groups), *([i] for i in place.values())]
 
 
 def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Selection) -> tuple[Row, ...]:
@@ -279,49 +252,6 @@ def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(last[name] for name in modules if name in last)
 
 
-def holders(model: nn.Module, decoder: Decoder) -> list[nn.Module]:
-    """Return the modules that hold the patch's state: the patched ones, not removable wrappers around them."""
-    return [decoder, *(module for module in model.modules() if isinstance(module, GenerationMixin))]
-
-
-def states_in(model: nn.Module) -> list[State]:
-    """Return the states of the patches in a model or in what it wraps: one for each model inside."""
-    found = {id(state): state for module in model.modules() if (state := vars(module).get(STATE)) is not None}
-    return list(found.values())
-
-
-def state_of(model: nn.Module) -> State:
-    return states_in(model)[0]
-
-
-def whole_state(model: nn.Module) -> State | None:
-    """Return the state of a patch of the whole model; None if nothing or only a part is patched."""
-    found = find_decoder(model)
-    states = {id(vars(holder).get(STATE)) for holder in holders(model, found[1])} if found else set()
-    return vars(found[1]).get(STATE) if found and len(states) == 1 else None
-
-
-def replace_config(model: nn.Module, old: Any, new: Any) -> None:
-    for module in model.modules():
-        if vars(module).get("config") is old:
-            vars(module)["config"] = new
-
-
-def undo(model: nn.Module) -> None:
-    """Undo a patch, complete or partial; values set on the model's config meanwhile are kept."""
-    for state in states_in(model):
-        for name, value in vars(state.patched_config).items():
-            if name != IMPLEMENTATION and value is not state.values.get(name, STATE):
-                vars(state.config)[name] = value
-        replace_config(model, state.patched_config, state.config)
-        # A wrapper that no longer contains the model may still hold the patched config.
-        setattr(state.patched_config, IMPLEMENTATION, state.values.get(IMPLEMENTATION))
-    for module in model.modules():
-        vars(module).pop(STATE, None)
-        if isinstance(module, Patched):
-            restore(module)
-
-
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
@@ -332,3 +262,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def caches_cleared() -> Iterator[None]:
+    """Free what the probes have cached after the body."""
+    try:
+        yield
+    finally:
+        clear_caches()

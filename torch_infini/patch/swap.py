@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .parallel_forward import FORWARD, parallel_forward
 
-STATE = "_infini_patch"  # attribute of a patched decoder and of the generating models around it: an apply.State
+STATE = "_infini_patch"  # attribute of a patched decoder and of the generating models around it: a State (state.py)
 PLAN = "_infini_plan"  # attribute of a patched module: its plan, determined while patching
 
 Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -6,13 +6,14 @@ The model is made on the meta device; checkpoints.fill reads each tensor and eac
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ...checkpoints import (
@@ -27,9 +28,9 @@ from ...checkpoints import (
     is_derived,
     open_checkpoint,
 )
-from .. import apply
-from ..decoder import is_decoder
+from ..apply import apply
 from ..layers.quantized_linear import install_weight
+from ..state import Selection
 from .folder import DESCRIPTION
 from .load import load as load_ours
 
@@ -63,7 +64,9 @@ def load(
             raise ValueError(
                 f"{NAME}: weights must be left out for a checkpoint that is quantized, got {weights!r} for {path}"
             )
-        model = empty_model(checkpoint, dtype)
+        config = config_of(checkpoint.config, path)
+        check_layers(NAME, path, checkpoint.tensors, layer_count(config))
+        model = empty_model(config, path, dtype)
         if path.is_dir() and not checkpoint.layers and get_model_conversion_mapping(model, add_legacy=False):
             model, quantized = converted(path, model.dtype), []
         else:
@@ -73,14 +76,11 @@ def load(
         model.generation_config = GenerationConfig.from_pretrained(path)
     model.name_or_path = str(path)
     model.eval()
-    report = apply.apply(model, weights, False, apply.Selection(None, ()))
+    report = apply(model, weights, False, Selection(None, ()), quantized=quantized)
     if report.reason:
         if must_patch or weights is not None:
             raise ValueError(f"{NAME}: {type(model).__name__} cannot be patched: {report.reason}")
         return model
-    apply.state_of(model).quantized += quantized
-    for decoder in (module for module in model.modules() if is_decoder(module)):
-        apply.fuse_projections(decoder)
     return model
 
 
@@ -107,24 +107,38 @@ def converted(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def empty_model(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedModel:
-    """Return the model on the meta device, its buffers computed."""
-    values = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
-    kind = values.pop("model_type", None)
-    if dtype is None:
-        named = getattr(torch, str(values.get("dtype") or values.get("torch_dtype") or "float32"), None)
-        dtype = named if isinstance(named, torch.dtype) else torch.float32
+def config_of(values: Mapping[str, Any], path: Path, where: str = NAME) -> PreTrainedConfig:
+    """Make the config of a causal model of transformers out of what a checkpoint says; errors begin with `where`.
+
+    Raises:
+        ValueError: If it cannot be one.
+    """
+    values = {key: value for key, value in values.items() if key != "quantization_config"}
     try:
-        config = AutoConfig.for_model(kind, **values)
+        return AutoConfig.for_model(values.pop("model_type", None), **values)
     except Exception as error:  # transformers raises whatever broken configs lead to
-        raise not_of_transformers(checkpoint, error) from error
+        raise not_of_transformers(path, where, error) from error
+
+
+def layer_count(config: PreTrainedConfig) -> int:
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
-    check_layers(NAME, checkpoint.path, checkpoint.tensors, layers if type(layers) is int else 0)
+    return layers if type(layers) is int else 0
+
+
+def empty_model(config: PreTrainedConfig, path: Path, dtype: torch.dtype | None, where: str = NAME) -> PreTrainedModel:
+    """Return the model on the meta device, its buffers computed; dtype None: the config's.
+
+    Raises:
+        ValueError: If transformers makes no model of the config; it begins with `where`.
+    """
+    named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=named if dtype is None else dtype, trust_remote_code=False
+            )
     except Exception as error:
-        raise not_of_transformers(checkpoint, error) from error
+        raise not_of_transformers(path, where, error) from error
     with torch.no_grad():
         for module in model.modules():
             buffers = {key: b for key, b in module._buffers.items() if b is not None and b.is_meta}
@@ -135,10 +149,10 @@ def empty_model(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrained
     return model
 
 
-def not_of_transformers(checkpoint: Checkpoint, error: Exception) -> ValueError:
+def not_of_transformers(path: Path, where: str, error: Exception) -> ValueError:
     """Return the error of a config of which transformers makes no model."""
     cause = " ".join(str(error).split())[:300] or type(error).__name__
-    return ValueError(f"{NAME}: the config of {checkpoint.path} must be of a model of transformers, got: {cause}")
+    return ValueError(f"{where}: the config of {path} must be of a model of transformers, got: {cause}")
 
 
 def check(model: nn.Module, checkpoint: Checkpoint) -> None:

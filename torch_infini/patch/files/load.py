@@ -16,9 +16,9 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from ...checkpoints import StoredLayer, TensorInfo, Wanted, check_tensors, read_tensors
-from .. import apply
-from ..decoder import is_decoder
+from ..apply import apply
 from ..layers.quantized_linear import WeightPlan, empty_buffers, install
+from ..state import Selection
 from .folder import (
     BUFFERS,
     CONFIG,
@@ -122,12 +122,9 @@ def finish(
     for name in quantized:
         vars(model.get_submodule(name)).pop("_is_hf_initialized", None)
     model.eval()
-    report = apply.apply(model, None, False, apply.Selection(only, skip))
+    report = apply(model, None, False, Selection(only, skip), quantized=list(quantized))
     if report.reason:
         raise ValueError(f"{LOAD}: {type(model).__name__} cannot be patched: {report.reason}")
-    apply.state_of(model).quantized = list(quantized)
-    for decoder in (module for module in model.modules() if is_decoder(module)):
-        apply.fuse_projections(decoder)
 
 
 def check_size(model: nn.Module, header: Mapping[str, TensorInfo]) -> None:

@@ -19,9 +19,9 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from ...checkpoints import read_header, write_tensors
-from .. import apply
 from ..layers.quantized_linear import QuantizedLinear, is_own
 from ..shares import local
+from ..state import state_of
 from .folder import BUFFERS, DESCRIPTION, FORMAT, QUANTIZED, TENSORS, all_tensors, non_persistent_buffers, shown
 from .hugging_face import QuantizationConfig
 
@@ -57,7 +57,7 @@ def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
                 "torch_infini.save_patched: quantized layers must be of patch_model(weights=...), got "
                 f"{name} of a checkpoint of another library: keep that checkpoint"
             )
-    state = apply.state_of(model)
+    state = state_of(model)
     quantized = {
         name: {"format": module.plan.format, "group": module.plan.group}
         for name, module in model.named_modules()

@@ -192,8 +192,9 @@ def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[n
     """Call a model once, and note what its attention modules compute.
 
     Args:
-        model: A causal language model of transformers, patched or not, in evaluation mode.
-        tokens: [1, S] ids.
+        model: A causal language model of transformers, patched or not, in evaluation mode; on meta to learn the sites
+            alone.
+        tokens: [1, S] ids, where the model is.
         positions: The longest sequence to be served.
 
     Returns:
@@ -207,7 +208,8 @@ def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[n
     AttentionMaskInterface.register(_WATCHED_NAME, _watched_mask)
     try:
         with implementation(configs_of(model), _WATCHED_NAME, watch), torch.no_grad():
-            logits = model(input_ids=tokens, use_cache=False).logits[0]
+            # Without numbers transformers cannot rule out that a call packs several texts, unless it has a cache.
+            logits = model(input_ids=tokens, use_cache=tokens.is_meta).logits[0]
     except Unserved:
         raise
     except NotImplementedError as error:  # of paged_attention_forward
@@ -215,7 +217,7 @@ def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[n
     except Exception as error:  # whatever else a forward needs
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise Unserved(f"it does not run {tokens.shape[1]} tokens: {cause}") from error
-    if not logits.isfinite().all():
+    if not logits.is_meta and not logits.isfinite().all():
         name = next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
         raise Unserved(f"its logits are NaN or infinite{f', as {name} is' if name else ''}")
     if not watch.sites:
