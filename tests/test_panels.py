@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import Tensor
 
+from support.fresh_python import run_python
 from torch_infini.ops import linear_table4, quantize_group8, quantize_int4, quantize_int8, quantize_table4
 from torch_infini.ops._panels import GROUP8, TABLE, TABLE4
 from torch_infini.weights import dequantize_int4, dequantize_int8
@@ -85,3 +88,35 @@ def test_no_weight_is_cut_off() -> None:
     steps = packed[..., :64].view(3, 3, 4, 16).permute(0, 3, 1, 2).reshape(48, 12) * scales[:, None]
     off = (GROUP8.dequantize(packed, scales, 192) - weight).abs().view(48, 12, 16).amax(2)
     assert (off <= 0.5001 * steps + 1e-6 * scales[:, None]).all()
+
+
+READ = """
+import hashlib
+import torch
+from torch_infini.nn import Linear
+
+torch.manual_seed(0)
+for format in ("group8", "table4", "int8", "int4", "w8a16", "w4a16", "dense"):
+    for dtype in (torch.float32, torch.bfloat16):
+        for n, k in ((16, 64), (250, 192), (83, 4160)):
+            layer = Linear(k, n, format=format, dtype=dtype)
+            layer.load(torch.randn(n, k))
+            found = hashlib.sha256()
+            for rows in (1, 2, 3, 8, 9):
+                found.update(layer(torch.randn(rows, k, dtype=dtype)).float().numpy().tobytes())
+            print(format, dtype, n, k, found.hexdigest())
+"""
+
+
+def test_reading_changes_no_bit() -> None:
+    """A weight that is read in one place or in several gives the same bits."""
+    one, several = (
+        run_python(READ, env={**os.environ, "INFINI_WEIGHT_READING": value}, check=True).stdout
+        for value in ("one", "several")
+    )
+    assert one == several and one.count("group8") == 6
+
+
+def test_a_wrong_way_to_read_is_refused() -> None:
+    found = run_python(READ, env={**os.environ, "INFINI_WEIGHT_READING": "fast"})
+    assert "INFINI_WEIGHT_READING must be 'one' or 'several', or not be set, got 'fast'" in found.stderr

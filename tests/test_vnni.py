@@ -145,7 +145,7 @@ import torch_infini as t
 from torch_infini.testing import cpu_capability_set_to
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 q, x, ones = torch.ones(40, 64, dtype=torch.int8), torch.ones(3, 64), torch.ones(40)
-packed, scales = t.quantize.pack_int4(torch.ones(40, 64, dtype=torch.int64)), torch.ones(40, 2)
+packed, scales = t.weights.pack_int4(torch.ones(40, 64, dtype=torch.int64)), torch.ones(40, 2)
 calls = (
     lambda: t.ops.scaled_mm_int8(q[:3], q.t(), ones[:3], ones, out_dtype=torch.float32),
     lambda: t.ops.linear_int8(x, q, ones, quantize_x=True),

@@ -38,6 +38,7 @@ VARIABLES = {
     "INFINI_CPU_STREAMS": "queued: CPU streams queue their work for a thread each; immediate: it is done on return",
     "INFINI_CUDA_PDL": "0: kernels on CUDA are launched one after another, with no programmatic dependent launch",
     "INFINI_EXACT_ATTENTION": "1: prefill on CUDA in half types rounds its result alone, by our kernels",
+    "INFINI_WEIGHT_READING": "one: products with few rows read weights in one place; several: in four at once",
     "INFINI_EMULATE": "amx: the level avx512_amx in plain C++, on any machine, for tests",
     "INFINI_LOG": "a line for every call of an op: 1 its name, 2 its arguments too, 3 their statistics too",
     "INFINI_PRODUCTS": "a file that tune wrote; default: the built-in table; ours: never ATen",

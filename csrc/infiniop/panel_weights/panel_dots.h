@@ -10,6 +10,7 @@
 
 #include "int8_gemm/int8_dots.h"
 #include "panel_passes.h"
+#include "weight_reading.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -89,14 +90,28 @@ inline VecI load_scales(const uint8_t *p) {
 
 // ---- products ----
 
-// For a few rows of x the weight is read in kStreams distant places, one block of each in turn: one place gave 9.5
-// GB/s, four gave 14.6 GB/s (one row of x, 4096 -> 14336, on a Sapphire Rapids core that reads 15.5 GB/s).
+// For a few rows of x the weight is read as weight_reading() says: in kStreams distant places, one block of each in turn
+// (one row of x, 4096 -> 14336, on a Sapphire Rapids core that reads 15.5 GB/s: 14.6 GB/s, in one place 9.5), or in one.
 constexpr int kStreams = 4;
+
+// How far ahead blocks of block_bytes are prefetched in one place. One row of x with large blocks is so fast that the
+// hardware prefetcher does most of it, and distant prefetches disturb it. As shares of the bandwidth, on a Zen 4 core,
+// 2048 -> 11264, 2048, 4096 and 10240 bytes ahead: group8 one row 0.98, 0.82, 0.76, four rows 0.64, 0.88, 0.98; table4
+// one row 0.64, 0.76, 0.98, four rows 0.54, 0.55, 0.85.
+constexpr int64_t far_ahead(int64_t block_bytes, int rows) {
+    return rows == 1 && block_bytes > 1024 ? 2048 : 10240;
+}
+
+inline void prefetch_to_l2(const uint8_t *line) {
+    __builtin_prefetch(line, 0, 2);
+}
 
 // The sums of kM rows of x with one panel per stream; the panels lie `apart` bytes apart.
 template <typename Weights, int kS, int kM>
 __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, const uint8_t *panel, int64_t apart,
                                             VecF (&totals)[kS][kM][kVectors]) {
+    constexpr int64_t kAhead = far_ahead(Weights::kBlockBytes, kM);
+    constexpr int kPairLines = static_cast<int>((Weights::kBlockBytes - kScaleBytes) / kLineBytes / kPairs);
     const int32_t *groups = x.groups(0);
     VecI sums[kS][kM][kVectors] = {};
     std::memset(totals, 0, sizeof totals);
@@ -104,9 +119,13 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
     for (int64_t block = 0; block < blocks; ++block, panel += Weights::kBlockBytes) {
         for (int s = 0; s < kS; ++s) {
             const uint8_t *const data = panel + s * apart, *const lines = data + kScaleBytes;
+            if constexpr (kS == 1) {
+                prefetch_to_l2(data + kAhead);
+            } else {
 #pragma GCC unroll 20
-            for (int64_t i = 0; i < Weights::kBlockBytes; i += 64) {
-                __builtin_prefetch(data + kAheadBytes + i);
+                for (int64_t i = 0; i < Weights::kBlockBytes; i += 64) {
+                    __builtin_prefetch(data + kAheadBytes + i);
+                }
             }
 #pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) {
@@ -125,6 +144,13 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
                     }
 #pragma GCC unroll 2
                     for (int pair = 0; pair < kGroupPairs; ++pair) {
+                        if (kS == 1 && v == 0) { // not all at once: there are few buffers for lines in flight
+#pragma GCC unroll 2
+                            for (int line = 0; line < kPairLines; ++line) {
+                                prefetch_to_l2(lines + ((g * kGroupPairs + pair) * kPairLines + line) * kLineBytes +
+                                               kAhead);
+                            }
+                        }
                         VecU columns[2];
                         Weights::unpack(lines, g * kGroupPairs + pair, v, columns);
 #pragma GCC unroll 2
@@ -257,7 +283,9 @@ void multiply_panels(const Args &a, const QuantizedRows<Weights> &x, int64_t m, 
                      char *scratch, const Output &output) {
     if (m <= kTileRows) {
         with_rows<kTileRows>(m, [&](auto rows) {
-            begin = multiply_streams<Weights, kStreams, rows>(a, x, begin, end, output);
+            if (weight_reading() == WeightReading::kSeveralPlaces) {
+                begin = multiply_streams<Weights, kStreams, rows>(a, x, begin, end, output);
+            }
             multiply_streams<Weights, 1, rows>(a, x, begin, end, output);
         });
         return;
