@@ -23,10 +23,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS = [7, 3, 300, 12, 9, 9, 41, 5]
 
 
-@pytest.fixture(autouse=True)
-def exact_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Activations keep their precision: quantizing them to int8 is a choice of layers, not of formats."""
-    monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
+KIND = {"int4": "w4a16", "int8": "w8a16", "dense": "dense"}  # of torch_infini.weights, by a case's layout
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A case; activations keep their precision also where the checkpoint says that they are int8."""
+    if request.param == "w8a8":
+        monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
+    return str(request.param)
 
 
 def logits(model: Llama) -> Tensor:
@@ -47,7 +52,7 @@ def assert_equal_to(dense: Any, path: Path) -> Llama:
     return model
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES, indirect=True)
 def test_logits(name: str, tmp_path: Path) -> None:
     if name in BY_LIBRARY:
         pytest.importorskip("compressed_tensors")
@@ -55,7 +60,7 @@ def test_logits(name: str, tmp_path: Path) -> None:
     model = assert_equal_to(write_folder(tmp_path, case), tmp_path)
     for layer in model.layers:
         for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
-            assert linear.format == case.layout
+            assert linear.format == (case.layout if name == "w8a8" else KIND[case.layout])
     assert model.head.format == "dense"
 
 
@@ -83,7 +88,7 @@ def test_gguf_families_and_mixed_kinds(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     dense = write_gguf(path, lambda module: kinds.get(module.rpartition(".")[2], "Q4_K"), name, **changes)
     model = assert_equal_to(dense, path)
-    assert [part.format for part in model.layers[0].attention.qkv.parts] == ["int4", "dense"]
+    assert [part.format for part in model.layers[0].attention.qkv.parts] == ["w4a16", "dense"]
     assert Llama.from_pretrained(path, progress=False).dtype == torch.float16
     outputs = LLM(path, dtype="float32", progress=False).generate([TOKENS], SamplingParams(max_tokens=4, temperature=0))
     assert len(outputs[0].token_ids) == 4
@@ -193,6 +198,42 @@ def test_folders_that_contradict_themselves(
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["awq", "w8a16", "gguf"])
+def test_int8_activations_are_asked_for(name: str, tmp_path: Path) -> None:
+    """LLM, load and Llama quantize activations on request, and where the checkpoint says so."""
+    path = tmp_path
+    if name == "gguf":
+        pytest.importorskip("gguf")
+        path = tmp_path / "model.gguf"
+        dense = write_gguf(path, lambda module: "Q4_0")
+    else:
+        if name in BY_LIBRARY:
+            pytest.importorskip("compressed_tensors")
+        dense = write_folder(tmp_path, CASES[name])
+    with torch.inference_mode():
+        expected = dense(torch.tensor([TOKENS])).logits[0]
+        patched = torch_infini.load(path, torch.float32, activations="int8")(torch.tensor([TOKENS])).logits[0]
+    own = LLM(path, dtype="float32", activations="int8", progress=False).engine.model
+    assert own.layers[0].mlp.down.format == ("int8" if name == "w8a16" else "int4")
+    for found in (logits(own), patched):
+        difference = float((found - expected).norm() / expected.norm())
+        integers = torch_infini.cpu_capability() in torch_infini.weights.quantize.MULTIPLIES_INTEGERS
+        assert (1e-3 if integers else 0) <= difference <= 0.05
+
+
+def test_int8_activations_of_dense_weights_are_refused(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    for make in (LLM, torch_infini.load):
+        with pytest.raises(ValueError, match=r"activations must be left out for a checkpoint that .*, got 'int8' for "):
+            make(tmp_path, activations="int8")
+    write_folder(tmp_path / "awq", CASES["awq"])
+    for make in (LLM, torch_infini.load):
+        with pytest.raises(ValueError, match=r"activations must be 'int8' or None, got 'fp8'"):
+            make(tmp_path / "awq", activations="fp8")
+    with pytest.raises(ValueError, match=r"torch_infini.LLM: activations must be left out for a model that is loaded"):
+        LLM(random_model("llama"), activations="int8")
+
+
 def test_other_weights_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path, CASES["awq"])
     with pytest.raises(ValueError, match=r"weights must be left out for a checkpoint that is quantized .*, got 'int8'"):
@@ -202,10 +243,9 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
 # ---- torch_infini.load ----
 
 
-@pytest.mark.parametrize("name", [*CASES, "Q4_K", "Q6_K", "F16"])
-def test_load(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [*CASES, "Q4_K", "Q6_K", "F16"], indirect=True)
+def test_load(name: str, tmp_path: Path) -> None:
     """A patched model of transformers."""
-    monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
     if name in BY_LIBRARY:
         pytest.importorskip("compressed_tensors")
     path = tmp_path
@@ -231,9 +271,8 @@ def test_load(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "mistral", "llama-biases-tied"])
-def test_load_families(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_families(name: str, tmp_path: Path) -> None:
     """Buffers that no checkpoint has, biases and tied heads; a dense folder as well."""
-    monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
     changes = {"tie_word_embeddings": "tied" in name}
     quantized = write_folder(tmp_path / "awq", CASES["awq"], name=name, **changes)
     dense = random_model(name)
@@ -275,11 +314,10 @@ def test_load_says_what_does_not_fit(tmp_path: Path) -> None:
 # ---- patch_model ----
 
 
-def test_patch_model_takes_compressed_layers_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patch_model_takes_compressed_layers_over(tmp_path: Path) -> None:
     """Before transformers decompresses them: the integers stay what they are."""
     pytest.importorskip("compressed_tensors")
     transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
     for name in ("pack-quantized", "float-quantized"):
         dense = write_folder(tmp_path / name, CASES[name])
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)

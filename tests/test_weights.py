@@ -135,7 +135,8 @@ def test_names() -> None:
     assert weights.served() == ("int4", "int8")
     for name in weights.served():  # without kernels of its own a device has the plain one
         assert weights.best(name, "cuda").name == weights.best(name, "meta").name == name
-    exact = {"table4": "table4", "int4_groups": "int4", "group8": "group8", "int8_rows": "int8"}
+    exact = {"table4": "table4", "int4_groups": "int4", "w4a16": "w4a16"}
+    exact |= {"group8": "group8", "int8_rows": "int8", "w8a16": "w8a16"}
     assert weights.names() == (*weights.served(), *exact)
     for name, format in exact.items():
         if weights.FORMATS[format].quantizes_on(torch.device("cpu")):

@@ -9,11 +9,12 @@ from .files import files_of, read_header, read_object, read_tensors, write_tenso
 from .fill import Layer, Projection, fill
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
-from .reader import Checkpoint, is_foreign, method_of, model_type_of, open_checkpoint
+from .reader import Activations, Checkpoint, is_foreign, method_of, model_type_of, open_checkpoint
 from .saved import StoredLayer, saved_layers
 from .weight import LinearWeight, StoredFormat
 
 __all__ = [
+    "Activations",
     "Checkpoint",
     "StoredFormat",
     "StoredLayer",

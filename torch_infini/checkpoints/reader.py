@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from .hub import find
 from .method import NAME
 from .weight import LinearWeight
 
+Activations = Literal["int8"]
+
 
 class Checkpoint:
     """A checkpoint that is open for reading.
@@ -31,10 +33,18 @@ class Checkpoint:
         config: The contents of config.json, or what a GGUF file says in its place.
         tensors: Dtype and shape of every tensor, by the names of transformers.
         layers: The quantized linear layers by name; empty for dense checkpoints and those of save_patched.
+        activations: "int8": x is quantized in every product with integers; None: where the checkpoint says so.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], source: Source, layers: dict[str, QuantizedLayer]) -> None:
-        self.path, self.config, self.layers = path, config, layers
+    def __init__(
+        self,
+        path: Path,
+        config: dict[str, Any],
+        source: Source,
+        layers: dict[str, QuantizedLayer],
+        activations: Activations | None = None,
+    ) -> None:
+        self.path, self.config, self.layers, self.activations = path, config, layers, activations
         self._source = source
 
     @property
@@ -123,13 +133,15 @@ class Checkpoint:
             ValueError: For invalid scales in a GGUF file, and for columns that cut a group or an act-order.
         """
         layer = self.layers[name]
+        activations: Literal["own", "int8"] = "int8" if self.activations or layer.format.quantizes_x else "own"
         try:
             with self._tensors_of(layer) as tensors:
                 part = layer.format.cut(tensors, layer.n, layer.k, rows, columns)
                 if part is None:
-                    return layer.format.weight(tensors, layer.n, layer.k, dtype).cut(rows, columns)
+                    whole = layer.format.weight(tensors, layer.n, layer.k, dtype)
+                    return whole.cut(rows, columns)._replace(activations=activations)
                 n, k = (len(range(size)[of]) for size, of in ((layer.n, rows), (layer.k, columns)))
-                return layer.format.weight(part, n, k, dtype)
+                return layer.format.weight(part, n, k, dtype)._replace(activations=activations)
         except ValueError as error:
             raise ValueError(f"{NAME}: {name}, {layer.format.name}: {error}") from error
 
@@ -151,11 +163,12 @@ class Checkpoint:
             return layer.format.dequantize(tensors, layer.n, layer.k, first, count)
 
 
-def open_checkpoint(name: str | Path) -> Checkpoint:
+def open_checkpoint(name: str | Path, activations: Activations | None = None) -> Checkpoint:
     """Open a checkpoint; its description, names, dtypes and shapes are checked, and no weight is read.
 
     Args:
         name: A folder with config.json and safetensors files, a .gguf file, or "owner/model" of the hub.
+        activations: As Checkpoint's.
 
     Returns:
         The checkpoint, to be closed or used in a `with` statement.
@@ -166,10 +179,12 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
         ValueError: For a description that is unknown or contradicts itself, or tensors that contradict it.
         NotImplementedError: For a variant of a format that is not served.
     """
+    if activations not in (None, "int8"):
+        raise ValueError(f"{NAME}: activations must be 'int8' or None, got {activations!r}")
     path = find(name)
     if path.suffix == ".gguf" and path.is_file():
         config, source, layers = open_gguf(path)
-        return Checkpoint(path, config, source, layers)
+        return Checkpoint(path, config, source, layers, activations)
     config = read_object(path / "config.json")
     folder = SafetensorsFolder(files_of(path))
     entry, where = config.get("quantization_config"), path / "config.json"
@@ -177,7 +192,7 @@ def open_checkpoint(name: str | Path) -> Checkpoint:
         entry, where = described_beside(path)  # older files of GPTQ and AWQ
     ours = isinstance(entry, Mapping) and entry.get("quant_method") == OURS
     layers = {} if entry is None or ours else layers_of(entry, folder.tensors, str(where))
-    return Checkpoint(path, config, folder, layers)
+    return Checkpoint(path, config, folder, layers, activations)
 
 
 def model_type_of(path: Path) -> object:

@@ -28,6 +28,7 @@ class LinearWeight(NamedTuple):
         scales: None; [n]; [n, k / group].
         zeros: Of int4 only, [n, k / group] in the dtype of scales; None: 0.
         columns: [k] int64: the weight is multiplied by x[..., columns]. None: by x.
+        activations: "own": x keeps its dtype in the product; "int8": it is quantized too.
     """
 
     format: Literal["dense", "int8", "int4"]
@@ -35,6 +36,14 @@ class LinearWeight(NamedTuple):
     scales: Tensor | None = None
     zeros: Tensor | None = None
     columns: Tensor | None = None
+    activations: Literal["own", "int8"] = "own"
+
+    @property
+    def kind(self) -> str:
+        """The format of torch_infini.weights that computes with it, or "dense"."""
+        if self.format == "dense" or self.activations == "int8":
+            return self.format
+        return {"int8": "w8a16", "int4": "w4a16"}[self.format]
 
     @property
     def group(self) -> int:
@@ -139,6 +148,11 @@ class StoredFormat(ABC):
     @abstractmethod
     def name(self) -> str:
         """As errors and reports call it."""
+
+    @property
+    def quantizes_x(self) -> bool:
+        """Whether x is meant to be quantized to int8, row by row, before it is multiplied."""
+        return False
 
     @property
     def scales(self) -> str:

@@ -24,6 +24,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Hugging Face folder, a GGUF file or a name of the hub (default: the small one here)",
     )
     parser.add_argument("--weights", choices=names(), help="quantize the linear layers while reading")
+    parser.add_argument(
+        "--activations", choices=("int8",), help="of layers of a quantized checkpoint (default: as it says)"
+    )
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of keys and values (default: the model's)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
@@ -59,6 +62,7 @@ def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[s
         return kind(
             arguments.model or MODEL,
             quantization=arguments.weights,
+            activations=arguments.activations,
             dtype=arguments.dtype,
             device=arguments.device,
             kv_cache_dtype=arguments.kv_cache_dtype,

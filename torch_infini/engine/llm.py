@@ -47,6 +47,8 @@ class LLM:
         quantization: "int8" or "int4" (or another name of torch_infini.weights), to which the linear layers are
             quantized while they are read; not for a folder in which torch_infini.save_patched has left integers, which
             are taken as they are. "awq", "gptq" and so on may name what the checkpoint is. None: as it is.
+        activations: "int8": what a layer of a quantized checkpoint multiplies is quantized too, row by row: faster,
+            above all for prompts, and other tokens. None: only where the checkpoint says so.
         dtype: Of activations and dense weights; "auto" or None: the checkpoint's.
         device: Where the model runs.
         tensor_parallel_size: How many ranks share the model: under torchrun its processes, which all make the same
@@ -80,6 +82,7 @@ class LLM:
         *,
         tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
         quantization: str | None = None,
+        activations: Literal["int8"] | None = None,
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str = "cpu",
         tensor_parallel_size: int = 1,
@@ -98,6 +101,7 @@ class LLM:
             model,
             tokenizer,
             quantization,
+            activations,
             dtype,
             device,
             tensor_parallel_size,

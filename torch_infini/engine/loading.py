@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .._core.dtypes import floating
-from ..checkpoints import has_gguf_tokenizer, method_of, model_type_of
+from ..checkpoints import Activations, has_gguf_tokenizer, method_of, model_type_of
 from ..distributed import init_tp_group
 from ..models import Llama
 from ..models.config import DEFAULTS
@@ -46,6 +46,7 @@ def load_served(
     model: str | Path | nn.Module,
     tokenizer: str | Path | PreTrainedTokenizerBase | None,
     quantization: str | None,
+    activations: Activations | None,
     dtype: torch.dtype | str | None,
     device: torch.device | str,
     tensor_parallel_size: int,
@@ -73,6 +74,7 @@ def load_served(
             ("dtype", floating(dtype)),
             ("tensor_parallel_size", size if size != 1 else None),
             ("quantization", quantization if is_served else None),
+            ("activations", activations),
         ):
             if value is not None:
                 raise ValueError(f"{_NAME}: {name} must be left out for a model that is loaded, got {value!r}")
@@ -97,11 +99,11 @@ def load_served(
         from ..patch.paged import load_paged
 
         found = given or load_tokenizer(folder)
-        return Served(load_paged(folder, weights, floating(dtype), device), found, sampling)
+        return Served(load_paged(folder, weights, floating(dtype), device, activations), found, sampling)
     checked_config(folder)  # what is wrong with a config, the tokenizer's reader would say in other words
     tp_group = init_tp_group(size, device) if size != 1 else None
     found = given or load_tokenizer(folder)  # while workers start
-    options = folder, weights or "dense", dtype, str(device)
+    options = folder, weights or "dense", dtype, str(device), activations
     read = partial(Llama.from_pretrained, *options, tp_group=tp_group)
     if tp_group is None or tp_group.workers is None:
         return Served(read(progress=progress), found, sampling)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..checkpoints import Activations
 from ..distributed import TPGroup, Workers
 from ..models import Llama
 from ..nn import Batch, KVCache, MixedKVCache
@@ -187,6 +188,13 @@ class Worker:
         self._runner.run(chunks, copies)
 
 
-def make_worker(tp_group: TPGroup, folder: Path, weights: str, dtype: torch.dtype | str | None, device: str) -> Worker:
+def make_worker(
+    tp_group: TPGroup,
+    folder: Path,
+    weights: str,
+    dtype: torch.dtype | str | None,
+    device: str,
+    activations: Activations | None,
+) -> Worker:
     """Make a Worker whose shard is read from a model folder by Llama.from_pretrained."""
-    return Worker(Llama.from_pretrained(folder, weights, dtype, device, False, tp_group))
+    return Worker(Llama.from_pretrained(folder, weights, dtype, device, activations, False, tp_group))

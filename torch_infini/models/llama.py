@@ -243,6 +243,7 @@ class Llama(nn.Module):
         weights: str = "dense",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
+        activations: checkpoints.Activations | None = None,
         progress: bool | None = None,
         tp_group: TPGroup | None = None,
     ) -> Llama:
@@ -259,6 +260,7 @@ class Llama(nn.Module):
                 integers "dense" stands for what is there, and no other format is made of it.
             dtype: Of activations and dense weights; None: the checkpoint's.
             device: Where the model goes.
+            activations: As torch_infini.load's.
             progress: Whether a line with GB/s goes to stderr; None: if that is a terminal.
             tp_group: The group that shards the model; all ranks call this, and each reads its shard of the files.
 
@@ -277,9 +279,10 @@ class Llama(nn.Module):
             "class": f"{cls.__module__}.{cls.__qualname__}",
             "weights": weights,
             "dtype": str(dtype).removeprefix("torch."),
+            "activations": activations,
             "shard": None if tp_group is None else (tp_group.rank, tp_group.size),
         }
-        build = partial(cls._from_files, folder, weights, dtype, device, progress, tp_group)
+        build = partial(cls._from_files, folder, weights, dtype, device, activations, progress, tp_group)
         return cache.load(folder, settings, device, build, lambda *of: cls(of[0], "dense", of[1], "meta", tp_group))
 
     @classmethod
@@ -289,12 +292,18 @@ class Llama(nn.Module):
         weights: str,
         dtype: torch.dtype | str | None,
         device: torch.device | str,
+        activations: checkpoints.Activations | None,
         progress: bool | None,
         tp_group: TPGroup | None,
     ) -> Llama:
         """Read a model folder or GGUF file; as from_pretrained."""
         if checkpoints.is_foreign(folder):
-            return cls._from_foreign(folder, weights, dtype, device, progress, tp_group)
+            return cls._from_foreign(folder, weights, dtype, device, activations, progress, tp_group)
+        if activations is not None:
+            raise ValueError(
+                "torch_infini.models.Llama: activations must be left out for a checkpoint that no other library has "
+                f"quantized, got {activations!r} for {folder}"
+            )
         config = checked_config(folder)
         dtype = floating(dtype) or config.dtype or torch.float32
         stored = stored_layers(folder)
@@ -317,6 +326,7 @@ class Llama(nn.Module):
         weights: str,
         dtype: torch.dtype | str | None,
         device: torch.device | str,
+        activations: checkpoints.Activations | None,
         progress: bool | None,
         tp_group: TPGroup | None,
     ) -> Llama:
@@ -326,7 +336,7 @@ class Llama(nn.Module):
                 "torch_infini.models.Llama: weights must be left out for a checkpoint that is quantized or a GGUF "
                 f"file, got {weights!r} for {path}"
             )
-        with checkpoints.open_checkpoint(path) as checkpoint:
+        with checkpoints.open_checkpoint(path, activations) as checkpoint:
             config = _checked(checkpoint)
             dtype = floating(dtype) or config.dtype or torch.float32
             model = cls(config, "dense", dtype, device, tp_group)

@@ -145,8 +145,8 @@ def _linear(
 
 def _alike(one: LinearWeight | None, other: LinearWeight | None) -> bool:
     """Whether one product can compute two projections."""
-    a = "dense" if one is None else one.format
-    if a != ("dense" if other is None else other.format):
+    a = "dense" if one is None else one.kind
+    if a != ("dense" if other is None else other.kind):
         return False
     if one is None or other is None or a == "dense":
         return True
@@ -182,6 +182,5 @@ def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: to
     packed, scales = below([w.weight for w in whole]), below([w.scales for w in whole])
     assert packed is not None and scales is not None
     columns = whole[0].columns
-    return Linear.from_integers(
-        packed, scales, below([w.zeros for w in whole]), None if columns is None else columns.to(device), False, dtype
-    )
+    zeros, columns = below([w.zeros for w in whole]), None if columns is None else columns.to(device)
+    return Linear.from_integers(whole[0].kind, packed, scales, zeros, columns, False, dtype)

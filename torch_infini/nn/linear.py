@@ -36,7 +36,7 @@ class Linear(nn.Module):
             torch_infini.weights: "int8", with a scale per row of the weight; "int4", with a scale and a zero per group
             of 64 (or 32) weights of a row; "group8" (int8) or "table4" (4-bit table indices), with a scale per 16
             weights, which `load` makes on the CPU only. Rows of x are quantized to int8 too: always with the last two
-            formats, with the others if the CPU multiplies integers.
+            formats, with the others if the CPU multiplies integers. "w8a16" and "w4a16" are int8 and int4 without that.
         dtype: The dtype of x, y, bias and a dense weight.
         device: The weight's device.
 
@@ -107,6 +107,7 @@ class Linear(nn.Module):
     @classmethod
     def from_integers(
         cls,
+        format: str,
         weight: Tensor,
         scales: Tensor,
         zeros: Tensor | None = None,
@@ -117,19 +118,20 @@ class Linear(nn.Module):
         """Make a layer of a weight that was quantized elsewhere, from existing tensors.
 
         Args:
-            weight: [n, k] int8, or [n, k / 2] uint8 for int4.
-            scales: [n] float32 for int8; [n, k / group] float32 or `dtype` for int4, with groups of 32, 64 or 128.
-            zeros: For int4, shaped as scales; None: 0.
+            format: "int8" or "w8a16", "int4" or "w4a16".
+            weight: [n, k] int8, or [n, k / 2] uint8 for 4 bits.
+            scales: [n] float32 for 8 bits; [n, k / group] float32 or `dtype` for 4, with groups of 32, 64 or 128.
+            zeros: For 4 bits, shaped as scales; None: 0.
             columns: [k] int64: the weight is multiplied by x[..., columns]; None: by x.
             bias: Whether there is a bias, which the caller sets.
             dtype: The dtype of x, y and bias.
 
         Returns:
-            The layer, of format "int8" or "int4". It has no `load`.
+            The layer. It has no `load`.
         """
         n, k = weight.shape[0], weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
         linear = cls(k, 0, False, "dense", dtype, weight.device)
-        linear.out_features, linear.format = n, "int4" if weight.dtype == torch.uint8 else "int8"
+        linear.out_features, linear.format = n, format
         parameters = {"weight": weight, "scales": scales, "zeros": zeros, "columns": columns}
         for name, tensor in parameters.items():
             setattr(linear, name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))

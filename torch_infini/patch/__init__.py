@@ -14,7 +14,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -88,9 +88,10 @@ def patch_model(
             a table of 16 levels with a scale for each 16 weights on the CPU, 4.5 bits; elsewhere integers with a scale
             and a zero for each group of 64 or 32; the head in int8): the linear layers' weights are quantized and
             freed, one layer after the other. This cannot be undone. None leaves the weights as they are. Names of one
-            format alone are "group8", "table4", "int8_rows" and "int4_groups" (docs/patching.md). "auto:BITS",
-            as "auto:4.8", gives each layer int4 or int8 so that the mean is at most BITS bits a weight and the expected
-            error of the logits is least: tokens go through the model once for each group of layers (budget.py).
+            format alone are "group8", "table4", "int8_rows", "int4_groups", "w8a16" and "w4a16" (docs/patching.md).
+            "auto:BITS", as "auto:4.8", gives each layer int4 or int8 so that the mean is at most BITS bits a weight and
+            the expected error of the logits is least: tokens go through the model once for each group of layers
+            (budget.py).
         only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
         skip: Patterns of modules that are left, with all their submodules. Names are those of
             `model.named_modules()`; a pattern that matches none of them is an error.
@@ -308,7 +309,9 @@ def load_patched(folder: str | Path) -> nn.Module:
     return load(Path(folder))
 
 
-def load_model(name: str | Path, dtype: torch.dtype | str | None = None) -> nn.Module:
+def load_model(
+    name: str | Path, dtype: torch.dtype | str | None = None, activations: Literal["int8"] | None = None
+) -> nn.Module:
     """Load a model of transformers from a checkpoint of any kind, patched, in evaluation mode.
 
     Quantized layers keep their integers where int8 and int4 hold them without loss; others are dequantized, and rounded
@@ -318,6 +321,8 @@ def load_model(name: str | Path, dtype: torch.dtype | str | None = None) -> nn.M
         name: A folder, a .gguf file, or "owner/model" of the hub (from its cache where there is no network). A folder
             of save_patched is loaded as by load_patched.
         dtype: Of activations and dense weights, or its name; None and "auto": the checkpoint's.
+        activations: "int8": what a quantized layer multiplies is quantized too, each row with a scale, on CPUs that
+            multiply integers: faster, above all for prompts, and other tokens. None: only where the checkpoint says so.
 
     Returns:
         The model.
@@ -330,7 +335,7 @@ def load_model(name: str | Path, dtype: torch.dtype | str | None = None) -> nn.M
     from .._core.dtypes import floating
     from .files.foreign import load
 
-    return load(name, floating(dtype))
+    return load(name, floating(dtype), activations=activations)
 
 
 def describe(model: nn.Module | str | Path) -> Description:

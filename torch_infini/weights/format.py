@@ -40,6 +40,7 @@ class Format(ABC):
         exact: The `weights=` name of this format alone; empty: its name.
         order: The priority among formats with the same `serves`, if several can quantize.
         groups: The group sizes that a file may name, preferred ones first; (0,) if there is no choice.
+        op: The op of torch.ops.infini that multiplies by it; empty: linear_ and the name.
         panel: Rows that are stored together. Weights can be concatenated if all but the last have a multiple of it.
     """
 
@@ -47,6 +48,7 @@ class Format(ABC):
     serves: str
     exact: str = ""
     order: int = 0
+    op: str = ""
     groups: tuple[int, ...] = (0,)
     panel: int = 1
 

@@ -10,7 +10,7 @@ from .format import Format, Integers, TensorSpec
 from .quantize import quantizes_x
 
 
-class _Int4(Format):
+class Int4(Format):
     name = serves = "int4"
     exact, order = "int4_groups", 1
     groups = (64, 32)
@@ -39,8 +39,11 @@ class _Int4(Format):
 
     def product(self, x: Tensor, by: Integers, bias: Tensor | None, same_bits: bool, out: Tensor | None) -> Tensor:
         op = torch.ops.infini.linear_int4
-        of = (x, by.weight, by.scales, by.zeros, bias, quantizes_x(x, 4, same_bits=same_bits))
+        of = (x, by.weight, by.scales, by.zeros, bias, self.quantizes_x(x, same_bits))
         return op.default(*of) if out is None else op.out(*of, out=out)
 
+    def quantizes_x(self, x: Tensor, same_bits: bool) -> bool:
+        return quantizes_x(x, 4, same_bits=same_bits)
 
-FORMAT = _Int4()
+
+FORMAT = Int4()

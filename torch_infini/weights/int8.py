@@ -10,7 +10,7 @@ from .format import Format, Integers, TensorSpec
 from .quantize import quantizes_x
 
 
-class _Int8(Format):
+class Int8(Format):
     name = serves = "int8"
     exact, order = "int8_rows", 1
 
@@ -27,8 +27,11 @@ class _Int8(Format):
 
     def product(self, x: Tensor, by: Integers, bias: Tensor | None, same_bits: bool, out: Tensor | None) -> Tensor:
         op = torch.ops.infini.linear_int8
-        of = (x, by.weight, by.scales, bias, quantizes_x(x, 8, same_bits=same_bits))
+        of = (x, by.weight, by.scales, bias, self.quantizes_x(x, same_bits))
         return op.default(*of) if out is None else op.out(*of, out=out)
 
+    def quantizes_x(self, x: Tensor, same_bits: bool) -> bool:
+        return quantizes_x(x, 8, same_bits=same_bits)
 
-FORMAT = _Int8()
+
+FORMAT = Int8()

@@ -48,12 +48,14 @@ class PackQuantized(StoredFormat):
         group_size: Columns with one scale; -1: all.
         symmetric: Whether there are no zero points.
         act_order: Whether weight_g_idx has the groups.
+        quantizes_x: As StoredFormat's.
     """
 
     bits: int
     group_size: int
     symmetric: bool
     act_order: bool = False
+    quantizes_x: bool = False
     name: str = "compressed-tensors pack-quantized"
     scales: str = "weight_scale"
 
@@ -131,10 +133,12 @@ class IntQuantized(StoredFormat):
     Attributes:
         group_size: Columns with one scale; -1: all.
         symmetric: Whether there are no zero points.
+        quantizes_x: As StoredFormat's.
     """
 
     group_size: int = -1
     symmetric: bool = True
+    quantizes_x: bool = False
     name: str = "compressed-tensors int-quantized"
     scales: str = "weight_scale"
 
@@ -242,9 +246,9 @@ def _scheme(fields: Fields, group: Fields) -> StoredFormat:
     if isinstance(inputs, Mapping) and type_ == "int" and inputs.get("dynamic") not in (True, "local"):
         raise group.not_served("input_activations", "int8 activations with a fixed scale")
     if name == "pack-quantized":
-        return PackQuantized(bits, size, symmetric, weights["actorder"] in (True, "group"))
+        return PackQuantized(bits, size, symmetric, weights["actorder"] in (True, "group"), isinstance(inputs, Mapping))
     if name == "int-quantized":
-        return IntQuantized(size, symmetric)
+        return IntQuantized(size, symmetric, isinstance(inputs, Mapping))
     if not symmetric:
         raise weights.fault("symmetric", f"be true for format {name}", symmetric)
     if name == "mxfp4-pack-quantized":

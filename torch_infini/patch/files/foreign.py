@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ...checkpoints import (
+    Activations,
     Checkpoint,
     Layer,
     LinearWeight,
@@ -38,7 +39,12 @@ NAME = "torch_infini.load"
 
 
 def load(
-    name: str | Path, dtype: torch.dtype | None = None, weights: str | None = None, *, must_patch: bool = True
+    name: str | Path,
+    dtype: torch.dtype | None = None,
+    weights: str | None = None,
+    activations: Activations | None = None,
+    *,
+    must_patch: bool = True,
 ) -> PreTrainedModel:
     """Load a checkpoint, patched.
 
@@ -46,6 +52,7 @@ def load(
         name: A folder, a .gguf file, or "owner/model" of the hub.
         dtype: Of activations and dense weights; None: the checkpoint's.
         weights: As patch_model's, for a checkpoint that is not quantized.
+        activations: As torch_infini.load's.
         must_patch: Whether a model of which nothing can be patched is an error; else it is returned as it is.
 
     Raises:
@@ -53,16 +60,22 @@ def load(
     """
     path = find(name)
     if (path / DESCRIPTION).is_file():
-        if weights is not None:
-            raise ValueError(
-                f"{NAME}: weights must be left out for a folder of save_patched, got {weights!r} for {path}"
-            )
+        for argument, value in (("weights", weights), ("activations", activations)):
+            if value is not None:
+                raise ValueError(
+                    f"{NAME}: {argument} must be left out for a folder of save_patched, got {value!r} for {path}"
+                )
         model = load_ours(path)
         return model if dtype is None else model.to(dtype)  # type: ignore[arg-type]  # of transformers
-    with open_checkpoint(path) as checkpoint:
+    with open_checkpoint(path, activations) as checkpoint:
         if weights is not None and checkpoint.layers:
             raise ValueError(
                 f"{NAME}: weights must be left out for a checkpoint that is quantized, got {weights!r} for {path}"
+            )
+        if activations is not None and not checkpoint.layers:
+            raise ValueError(
+                f"{NAME}: activations must be left out for a checkpoint that is not quantized, got {activations!r} for "
+                f"{path}"
             )
         config = config_of(checkpoint.config, path)
         check_layers(NAME, path, checkpoint.tensors, layer_count(config))
@@ -232,5 +245,5 @@ def own(weight: LinearWeight) -> LinearWeight:
     def copied(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)
 
-    tensors = (weight.weight, weight.scales, weight.zeros, weight.columns)
-    return LinearWeight(weight.format, *(copied(tensor) for tensor in tensors))
+    tensors = {name: getattr(weight, name) for name in ("weight", "scales", "zeros", "columns")}
+    return weight._replace(**{name: copied(tensor) for name, tensor in tensors.items()})

@@ -69,6 +69,7 @@ def take_over(model: nn.Module, layers: dict[str, QuantizedLayer]) -> list[str]:
         module = modules[name]
         assert isinstance(module, nn.Linear)
         weight = layer.format.weight(tensors.pop(name), layer.n, layer.k, dtype)
+        weight = weight._replace(activations="int8" if layer.format.quantizes_x else "own")
         for last in [last for last in module._parameters if last != "bias"]:
             del module._parameters[last]
         for attribute in _OWN:

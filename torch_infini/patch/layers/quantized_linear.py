@@ -69,14 +69,14 @@ class ReadOnly(Tensor):
 class QuantizedLinear(Patched):
     """A linear layer with a quantized weight; `weight` is dequantized at each access."""
 
-    infini_ops = " or ".join(f"linear_{name}" for name in FORMATS)
+    infini_ops = " or ".join(dict.fromkeys(one.op or f"linear_{one.name}" for one in FORMATS.values()))
     in_features: int
     out_features: int
     bias: nn.Parameter | None
 
     @classmethod
     def ops(cls, plan: WeightPlan) -> str:
-        op = f"linear_{plan.format}"
+        op = FORMATS[plan.format].op or f"linear_{plan.format}"
         return op if plan.share is None else f"{op}{plan.share.collective}"
 
     @classmethod
@@ -309,7 +309,7 @@ def install_weight(module: nn.Linear, weight: LinearWeight, dtype: torch.dtype) 
         module.weight = nn.Parameter(weight.weight.to(dtype), requires_grad=False)
         return False
     buffers = {INTEGERS: weight.weight, SCALES: weight.scales, ZEROS: weight.zeros, COLUMNS: weight.columns}
-    plan = WeightPlan(weight.format, weight.group, dtype)
+    plan = WeightPlan(weight.kind, weight.group, dtype)
     install(module, plan, {name: tensor for name, tensor in buffers.items() if tensor is not None})
     return True
 

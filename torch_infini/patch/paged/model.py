@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ...checkpoints import Activations
 from ...distributed import TPGroup
 from ...nn import Batch, KVCache, MixedKVCache
 from ...nn.cache import token_bytes
@@ -285,7 +286,13 @@ def is_causal_type(model_type: object) -> bool:
     return isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def load_paged(folder: Path, weights: str | None, dtype: torch.dtype | None, device: torch.device | str) -> PagedModel:
+def load_paged(
+    folder: Path,
+    weights: str | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    activations: Activations | None = None,
+) -> PagedModel:
     """Load a checkpoint of a model of transformers, patch what can be patched, and serve it.
 
     Args:
@@ -293,11 +300,12 @@ def load_paged(folder: Path, weights: str | None, dtype: torch.dtype | None, dev
         weights: As patch_model's.
         dtype: Of activations and dense weights; None: the checkpoint's.
         device: Where the model goes.
+        activations: As torch_infini.load's.
 
     Raises:
         ValueError: As PagedModel, for a checkpoint that contradicts itself, or weights that it cannot have.
     """
     from ..files.foreign import load
 
-    model = load(folder, dtype, weights, must_patch=False)
+    model = load(folder, dtype, weights, activations, must_patch=False)
     return PagedModel(model.to(device))  # type: ignore[arg-type]  # of transformers
