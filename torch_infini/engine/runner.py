@@ -194,7 +194,7 @@ def make_worker(
     weights: str,
     dtype: torch.dtype | str | None,
     device: str,
-    activations: Activations | None,
+    activations: Activations | None = None,
 ) -> Worker:
     """Make a Worker whose shard is read from a model folder by Llama.from_pretrained."""
     return Worker(Llama.from_pretrained(folder, weights, dtype, device, activations, False, tp_group))
