@@ -14,6 +14,7 @@
 #endif
 
 #include "status.h"
+#include "tensor_view.h"
 
 namespace infini {
 
@@ -50,6 +51,15 @@ inline WeightReading weight_reading() {
             message("infini: INFINI_WEIGHT_READING must be 'one' or 'several', or not be set, got '", text, "'"));
     }();
     return found;
+}
+
+// Prefetches a line into L2 if `far`, else into L1.
+INFINI_ALWAYS_INLINE void prefetch_weight(const void *line, bool far) {
+    if (far) {
+        __builtin_prefetch(line, 0, 2);
+    } else {
+        __builtin_prefetch(line);
+    }
 }
 
 } // namespace infini

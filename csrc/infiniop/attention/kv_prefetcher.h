@@ -2,6 +2,7 @@
 #pragma once
 
 #include "block_sizes.h"
+#include "weight_reading.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -32,7 +33,7 @@ public:
             next_rows();
         }
         for (const T *&line : lines_) {
-            __builtin_prefetch(line);
+            prefetch_weight(line, far_);
             line += kLine;
         }
         at_ += kLine;
@@ -61,7 +62,7 @@ private:
     const T *const *k_, *const *v_;
     int64_t half_, left_; // keys of a stream: all, and to fetch
     int64_t k_step_, v_step_, heads_, key_, head_;
-    bool keys_first_;
+    bool keys_first_, far_ = weight_reading() == WeightReading::kOnePlace;
 };
 
 } // namespace

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "int8_dots.h"
+#include "weight_reading.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -242,7 +243,7 @@ private:
                     }
                     if (l < kLines) {
                         if (prefetches) {
-                            __builtin_prefetch(data + l * kVectorBytes + kAheadBytes);
+                            prefetch_weight(data + l * kVectorBytes + kAheadBytes, far_);
                         }
                         const bool whole = kWhole || l + kTurn < kLines;
                         const uint8_t *const line = data + l * kVectorBytes;
@@ -329,6 +330,7 @@ private:
     }
 
     int64_t m_, groups_, group_, row_bytes_, turns_, padded_groups_;
+    bool far_ = weight_reading() == WeightReading::kOnePlace;
 };
 
 } // namespace

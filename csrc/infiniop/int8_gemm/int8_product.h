@@ -194,7 +194,8 @@ private:
     INFINI_ALWAYS_INLINE void add_words(const Run &t, int64_t word, int64_t words, const uint8_t *&panel,
                                         const uint8_t *&x, VecI (&sums)[kM][kVectors]) const {
         for (const int64_t end = word + words; word < end; ++word) {
-            __builtin_prefetch(t.next + (word & (kStreams - 1)) * t.next_apart + (word >> kStreamBits) * t.next_step);
+            prefetch_weight(t.next + (word & (kStreams - 1)) * t.next_apart + (word >> kStreamBits) * t.next_step,
+                            far_);
 #pragma GCC unroll 2
             for (int piece = 0; piece < F::kPieces; ++piece) {
                 VecU columns[kVectors];
@@ -355,6 +356,7 @@ private:
     }
 
     int64_t m_, k_, groups_;
+    bool far_ = weight_reading() == WeightReading::kOnePlace;
     int64_t row_bytes_, words_; // of a weight row
     int64_t tiles_;             // of x
     int64_t vectors_, run_words_, scales_at_, panel_bytes_, panels_;

@@ -102,10 +102,6 @@ constexpr int64_t far_ahead(int64_t block_bytes, int rows) {
     return rows == 1 && block_bytes > 1024 ? 2048 : 10240;
 }
 
-inline void prefetch_to_l2(const uint8_t *line) {
-    __builtin_prefetch(line, 0, 2);
-}
-
 // The sums of kM rows of x with one panel per stream; the panels lie `apart` bytes apart.
 template <typename Weights, int kS, int kM>
 __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, const uint8_t *panel, int64_t apart,
@@ -120,7 +116,7 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
         for (int s = 0; s < kS; ++s) {
             const uint8_t *const data = panel + s * apart, *const lines = data + kScaleBytes;
             if constexpr (kS == 1) {
-                prefetch_to_l2(data + kAhead);
+                prefetch_weight(data + kAhead, true);
             } else {
 #pragma GCC unroll 20
                 for (int64_t i = 0; i < Weights::kBlockBytes; i += 64) {
@@ -147,8 +143,8 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
                         if (kS == 1 && v == 0) { // not all at once: there are few buffers for lines in flight
 #pragma GCC unroll 2
                             for (int line = 0; line < kPairLines; ++line) {
-                                prefetch_to_l2(lines + ((g * kGroupPairs + pair) * kPairLines + line) * kLineBytes +
-                                               kAhead);
+                                prefetch_weight(
+                                    lines + ((g * kGroupPairs + pair) * kPairLines + line) * kLineBytes + kAhead, true);
                             }
                         }
                         VecU columns[2];

@@ -47,14 +47,6 @@ template <typename F> struct Tile {
     const uint8_t *next; // prefetched with the first weight row: the tile's share of the next rows
     int64_t tiles;       // the number of shares
     bool far;            // whether prefetches go into L2
-
-    void prefetch(const uint8_t *line) const {
-        if (far) {
-            __builtin_prefetch(line, 0, 2);
-        } else {
-            __builtin_prefetch(line);
-        }
-    }
 };
 
 template <int kM> INFINI_ALWAYS_INLINE void copy(const VecF (&from)[kM], VecF (&to)[kM]) {
@@ -114,7 +106,7 @@ template <typename F, int kR, int kM> __attribute__((noinline)) void multiply_ti
                 for (int s = 0; s < kRun; ++s) {
                     const int64_t at = k + s * F::kStep;
                     if (F::bytes(s * F::kStep) % 64 == 0) {
-                        t.prefetch(weight + r * stride + F::bytes(at) + ahead);
+                        prefetch_weight(weight + r * stride + F::bytes(at) + ahead, t.far);
                     }
                     const typename F::Weights weights[1] = {
                         F::load_step(weight + r * stride + F::bytes(at), t.pattern, scales[r], at)};
@@ -130,7 +122,7 @@ template <typename F, int kR, int kM> __attribute__((noinline)) void multiply_ti
         if constexpr (kR != kStreams) {
 #pragma GCC unroll 4
             for (int r = 0; r < kR; ++r) {
-                t.prefetch(next + r * stride);
+                prefetch_weight(next + r * stride, t.far);
             }
             next += next_step;
         }
