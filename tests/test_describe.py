@@ -61,12 +61,18 @@ def test_gemma() -> None:
     assert three.layers[0].attention.scale == 256**-0.5
 
 
+def test_experts() -> None:
+    found = torch_infini.describe(build("qwen2_moe"))
+    assert str(found.layers[0].mlp) == "4 experts, swiglu of 32 columns, beside one for all: swiglu of 32 columns"
+    assert not found.left
+
+
 def test_what_is_not_known() -> None:
     found = torch_infini.describe(build("gpt_oss"))
     attention = found.layers[0].attention
     assert attention is not None and attention.sinks and attention.window == 16 and attention.rope == "unknown"
     assert found.layers[0].mlp is None
-    assert any("experts" in row.reason for row in found.left)
+    assert any("gate_up_proj_bias" in row.reason for row in found.left)
     assert "mlp       not known" in str(found)
 
 

@@ -34,6 +34,7 @@ from .elementwise import sub as sub
 from .elementwise import tanh as tanh
 from .elementwise import zeros as zeros
 from .embedding import embedding as embedding
+from .fused_experts import fused_experts as fused_experts
 from .fused_linear import fused_linear as fused_linear
 from .geglu import geglu as geglu
 from .gemm import gemm as gemm

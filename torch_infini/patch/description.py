@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..checkpoints import find, open_checkpoint, read_object
+from ..ops.fused_experts import ACTIVATIONS
 from ..ops.rms_norm import ROUNDINGS
 from .apply import Patching, eval_mode, merged, patch_modules
 from .checks.trial import without_side_effects
 from .decoder import Decoder, find_decoder
 from .files.foreign import config_of, empty_model, layer_count
 from .layers.attention import Attention
+from .layers.experts import Experts
 from .layers.layer import DecoderLayer
 from .layers.mlp import GATES, GatedMLP
 from .layers.norm import RMSNorm
@@ -119,6 +121,27 @@ class MLPDescription:
 
 
 @dataclass(frozen=True)
+class ExpertsDescription:
+    """A mixture of experts: gated MLPs of which a router chooses some for each token.
+
+    Attributes:
+        experts: How many.
+        activation: As MLPDescription's.
+        columns: As MLPDescription's, of each.
+        shared: Of a gated MLP that all tokens take, None where there is none, or it is not known.
+    """
+
+    experts: int
+    activation: str
+    columns: int
+    shared: MLPDescription | None
+
+    def __str__(self) -> str:
+        shared = f", beside one for all: {self.shared}" if self.shared else ""
+        return f"{self.experts} experts, {self.activation} of {self.columns} columns{shared}"
+
+
+@dataclass(frozen=True)
 class LayerDescription:
     """One layer; a part that is None is not known.
 
@@ -131,7 +154,7 @@ class LayerDescription:
     """
 
     attention: AttentionDescription | None
-    mlp: MLPDescription | None
+    mlp: MLPDescription | ExpertsDescription | None
     norms: tuple[NormDescription, ...]
     multiplier: float
     known: bool
@@ -365,7 +388,17 @@ def _attention(module: nn.Module, site: Site | None) -> AttentionDescription | N
     return replace(found, heads=plan.heads[0], rope=plan.rope, norms=norms, norms_last=not plan.norm_first)
 
 
-def _mlp(module: nn.Module) -> MLPDescription | None:
+def _mlp(module: nn.Module) -> MLPDescription | ExpertsDescription | None:
+    experts = next((child for child in module.modules() if isinstance(child, Experts)), None)
+    if experts is not None:
+        shared = next((found for child in module.children() if (found := _gated(child)) is not None), None)
+        number, _, columns = experts.get_parameter("down_proj").shape
+        name = next(name for name, of in ACTIVATIONS.items() if of == vars(experts)[PLAN].activation)
+        return ExpertsDescription(number, name, columns, shared)
+    return _gated(module)
+
+
+def _gated(module: nn.Module) -> MLPDescription | None:
     if not isinstance(module, GatedMLP):
         return None
     plan = vars(module)[PLAN]

@@ -11,6 +11,7 @@ from torch import nn
 
 from .decoder import Decoder
 from .layers.attention import Attention, RotaryEmbedding
+from .layers.experts import Experts, has_experts
 from .layers.layer import DecoderLayer
 from .layers.linear import Linear
 from .layers.mlp import GatedMLP
@@ -36,7 +37,16 @@ def candidates(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[
             if eps_name(module) and part.rpartition(".")[0] in ("", "self_attn"):
                 yield f"{here}.{part}", RMSNorm
         yield f"{here}.self_attn", Attention
-        yield f"{here}.mlp", GatedMLP
+        mlp = layer.get_submodule("mlp")
+        experts = [part for part, module in mlp.named_modules() if has_experts(module)]
+        experts = [part for part in experts if f"{here}.mlp.{part}" not in shared]
+        for part in experts:
+            yield f"{here}.mlp.{part}", Experts
+        for part, module in mlp.named_children() if experts else ():
+            if "shared_expert" in part and "down_proj" in module._modules:
+                yield f"{here}.mlp.{part}", GatedMLP
+        if not experts:
+            yield f"{here}.mlp", GatedMLP
         yield here, DecoderLayer
     yield f"{prefix}norm", RMSNorm
     for head, module in model.named_modules():

@@ -26,7 +26,7 @@ class Family:
         name: The prefix of its class names in transformers.
         norms: Norms per layer, outside attention.
         qk_norms: Whether attention normalizes q and k.
-        experts: Whether the MLP is a mixture of experts, which is not replaced.
+        experts: Whether the MLP is a mixture of experts, of which the experts are replaced and the router is not.
         config: The config's entries besides SIZES; lists have an entry per layer and are repeated up to LAYERS.
     """
 
@@ -53,7 +53,7 @@ class Family:
         return {
             "norms": LAYERS * (self.norms + 2 * self.qk_norms) + 1,
             "attention": LAYERS,
-            "mlp": 0 if self.experts else LAYERS,
+            "mlp": LAYERS,
             "layers": LAYERS,
             "rotary": 1,
             "head": 1,
