@@ -98,7 +98,7 @@ def test_fill() -> None:
         errors = [sorted(torch.rand(3, generator=generator).tolist(), reverse=True) for _ in range(4)]
         smallest = sum(size[0] for size in sizes)
         for room in (0, 3, 9, 40):
-            chosen = budget.fill(sizes, errors, smallest + room)
+            chosen = budget.spend(sizes, errors, smallest + room)
             assert sum(size[i] for size, i in zip(sizes, chosen, strict=True)) <= smallest + room
             made = sum(error[i] for error, i in zip(errors, chosen, strict=True))
             least = min(
@@ -125,14 +125,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     **{
         weights: (
             {"weights": weights},
-            f"weights must have a number of bits behind 'auto:', as 'auto:4.8', got {weights!r}",
+            f"weights must have a number of bits after 'auto:', as 'auto:4.8', got {weights!r}",
         )
         for weights in ("auto:x", "auto:", "auto:-4", "auto:nan")
     },
     "too few": ({"weights": "auto:2"}, "for this model, the smallest format of each layer, got 'auto:2'"),
     "calibrate without": (
         {"weights": "int8", "calibrate": torch.arange(8)},
-        "calibrate must be None but for weights='auto:BITS', got it with 'int8'",
+        "calibrate must be None unless weights is 'auto:BITS', got ids with 'int8'",
     ),
     "calibrate of floats": (
         {"weights": "auto:6", "calibrate": torch.rand(8)},

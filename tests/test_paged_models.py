@@ -236,10 +236,10 @@ def test_folders(name: str, tmp_path: Path) -> None:
 
 def test_values_wider_than_keys() -> None:
     """The cache has rows as wide as the keys."""
-    watch = sites._Watch(64)
+    backend = sites._RecordingBackend(64)
     q, k, v = torch.randn(1, 3, 4, 16), torch.randn(1, 3, 2, 16), torch.randn(1, 3, 2, 24)
     with pytest.raises(sites.Unserved, match=r"its values have 2 heads of 24 columns, its keys \[2, 16\]"):
-        watch.attend(nn.Identity(), q, k, v, None, sites.Scores(1.0))
+        backend.attend(nn.Identity(), q, k, v, None, sites.ScoreTerms(1.0))
 
 
 def test_unlike_layers() -> None:

@@ -77,7 +77,7 @@ FAULTS = {
 def test_fault(fault: Any, weights: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer calls compute, which no probe of an MLP calls from a layer; so a fault there shows only in the whole."""
     monkeypatch.setattr(GatedMLP, "original_compute", GatedMLP.compute, raising=False)
-    monkeypatch.setattr(GatedMLP, "forward", lambda self, x: self.original_compute(self.ask(), x))
+    monkeypatch.setattr(GatedMLP, "forward", lambda self, x: self.original_compute(self.make_dispatch(), x))
     monkeypatch.setattr(GatedMLP, "compute", fault)
     model, ids = tiny().train(), tokens()
     before, values, expected = identity(model), config_values(model), logits(model.eval(), ids)
@@ -210,7 +210,7 @@ def later(factor: float) -> Any:
 @pytest.mark.parametrize("factor", [1.5, float("nan")])
 def test_verify(factor: float, weights: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GatedMLP, "original_compute", GatedMLP.compute, raising=False)
-    monkeypatch.setattr(GatedMLP, "forward", lambda self, x: self.original_compute(self.ask(), x))
+    monkeypatch.setattr(GatedMLP, "forward", lambda self, x: self.original_compute(self.make_dispatch(), x))
     monkeypatch.setattr(GatedMLP, "compute", later(factor))
     model = tiny(dtype, intermediate_size=128)
     before = identity(model)

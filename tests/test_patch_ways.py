@@ -1,6 +1,6 @@
-"""A patched layer asks once which modules it computes without calling them, and again after whatever changes that.
+"""A patched layer determines once which modules it computes without calling them, and again after a change of that.
 
-Each change is made between two calls, or within one, of a model that has kept its answers.
+Each change is made between two calls, or within one, of a model that has cached its dispatch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import torch_infini
 from torch_infini.patch import patch_model, unpatch_model
-from torch_infini.patch.layers.ways import WAYS
+from torch_infini.patch.layers.ways import DISPATCH
 from torch_infini.testing.patched_families import FAMILIES, VOCABULARY, Family
 
 transformers = pytest.importorskip("transformers")
@@ -45,12 +45,12 @@ def llama() -> Any:
 
 
 def pair() -> tuple[Any, Any]:
-    """The original and a patched model that has kept its answers."""
+    """The original and a patched model that has cached its dispatch."""
     original = llama()
     model = copy.deepcopy(original)
     assert patch_model(model).replaced
     logits(model)
-    assert all(vars(layer)[WAYS] is not None for layer in model.model.layers)
+    assert all(vars(layer)[DISPATCH] is not None for layer in model.model.layers)
     return original, model
 
 
@@ -78,7 +78,7 @@ def test_calls_of_a_decode_step(family: Family) -> None:
             model(ids()[:, :1], past_key_values=cache)
         finally:
             sys.setprofile(None)
-    assert calls["ask"] == 0, "no question is asked anew"
+    assert calls["make_dispatch"] == 0, "the cached dispatch is used"
     assert len(model.model.layers) == 2
     assert sum(calls.values()) <= (40 if family.name == "Llama" else 65), calls
 
@@ -196,7 +196,7 @@ def test_a_change_within_a_call() -> None:
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
 )
-def test_copies_ask_for_themselves(copied: Callable[[Any], Any]) -> None:
+def test_copies_have_a_dispatch_of_their_own(copied: Callable[[Any], Any]) -> None:
     """A copy reads its own weights."""
     _, model = pair()
     before = logits(model)
@@ -207,12 +207,12 @@ def test_copies_ask_for_themselves(copied: Callable[[Any], Any]) -> None:
     close(logits(other), before)
 
 
-def test_replicas_ask_for_themselves() -> None:
-    """torch.nn.DataParallel copies a module's dict, answers included, and then puts other modules into it."""
+def test_replicas_have_a_dispatch_of_their_own() -> None:
+    """torch.nn.DataParallel copies a module's dict, dispatches included, and then puts other modules into it."""
     _, model = pair()
     layer = model.model.layers[0]
     replica = layer._replicate_for_data_parallel()
-    assert vars(replica)[WAYS] is vars(layer)[WAYS]
+    assert vars(replica)[DISPATCH] is vars(layer)[DISPATCH]
     for name, child in layer._modules.items():
         replica._modules[name] = copy.deepcopy(child)
     x = torch.randn(1, 3, layer.self_attn.q_proj.in_features)
@@ -227,4 +227,4 @@ def test_replicas_ask_for_themselves() -> None:
 def test_nothing_is_left() -> None:
     _, model = pair()
     unpatch_model(model)
-    assert not any(WAYS in vars(module) for module in model.modules())
+    assert not any(DISPATCH in vars(module) for module in model.modules())

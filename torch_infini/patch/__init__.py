@@ -1,7 +1,7 @@
 """patch_model, which replaces layers of one transformers model instance by infini ops, and unpatch_model.
 
-To read the code: apply.py (the steps), structure.py, layers/ (what replaces what), checks/ (whether it computes the
-same), state.py, files/.
+Reading order: apply.py (the steps), structure.py (the candidates), layers/ (the patched modules), checks/ (numerical
+checks), state.py, files/.
 Importing this module is cheap: transformers is imported by the first call of patch_model.
 """
 
@@ -53,7 +53,7 @@ def is_patched(model: nn.Module) -> bool:
         model: Any module.
 
     Returns:
-        True where patch_model would not patch the model anew, and unpatch_model would take the patch back.
+        True if unpatch_model would undo a patch; patch_model then changes nothing.
     """
     return isinstance(model, nn.Module) and any(STATE in vars(module) for module in model.modules())
 
@@ -68,12 +68,12 @@ def patch_model(
     strict: bool = False,
     calibrate: Tensor | None = None,
 ) -> PatchReport:
-    """Let infini ops compute the layers of a transformers model, in this instance only.
+    """Make infini ops compute the layers of a transformers model, in this instance only.
 
     Norms, projections, rotary embedding, attention and MLP get another forward. Parameters, names, hooks and caches
     stay as they are; only weights that are not aligned to a cache line are copied. Calls that need gradients, autocast
     or attention weights run the original forwards. What a module computes is checked numerically: a small probe module
-    of each kind, with random weights, must give the same by its own forward and by the patched one, for inputs of
+    of each kind, with random weights, must give equal results by its own forward and by the patched one, for inputs of
     several magnitudes and lengths. Two tokens then go through the whole model before and after, without side effects;
     if the patched model fails or its logits differ, nothing is patched, and the report says why.
 
@@ -87,18 +87,18 @@ def patch_model(
         weights: "int8" (a scale for each 16 weights on the CPU, 8.5 bits; elsewhere for each row) or "int4" (indices of
             a table of 16 levels with a scale for each 16 weights on the CPU, 4.5 bits; elsewhere integers with a scale
             and a zero for each group of 64 or 32; the head in int8): the linear layers' weights are quantized and
-            freed, one layer after the other. This cannot be undone. None leaves the weights as they are. Names of one
-            format alone are "group8", "table4", "int8_rows", "int4_groups", "w8a16" and "w4a16" (docs/patching.md).
+            freed, one layer after the other. This cannot be undone. None leaves the weights as they are. "group8",
+            "table4", "int8_rows", "int4_groups", "w8a16" and "w4a16" each name one format (docs/patching.md).
             "auto:BITS", as "auto:4.8", gives each layer int4 or int8 so that the mean is at most BITS bits a weight and
             the expected error of the logits is least: tokens go through the model once for each group of layers
             (budget.py).
-        only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
+        only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and its submodules); others are left.
         skip: Patterns of modules that are left, with all their submodules. Names are those of
             `model.named_modules()`; a pattern that matches none of them is an error.
         verify: Run 64 random tokens through the model before and after, and report how far the logits differ. NaN, or
             a difference that rounding does not explain, is a UserWarning.
-        strict: Raise where a module would be left as it is, and where `verify` would warn.
-        calibrate: For "auto:BITS", [S] int64 token ids of a text like those to come, of which the first 512 are used;
+        strict: Raise if a module would be left as it is, or if `verify` would warn.
+        calibrate: For "auto:BITS", [S] int64 token ids of a representative text, of which the first 512 are used;
             None: 64 random ones.
 
     Returns:
@@ -106,11 +106,11 @@ def patch_model(
         changed, and its report says so; neither is a model without a decoder of the Llama family.
 
     Raises:
-        TypeError: If model is no torch.nn.Module, or calibrate no tensor.
+        TypeError: If model is not a torch.nn.Module, or calibrate not a tensor.
         ValueError: For unknown weights; for a calibrate that is not [S] token ids, or too few bits; for a pattern that
-            matches no module; with strict=True where something would be left; if only a part of the model is patched
-            already; under tensor parallelism, if the ranks' reports differ. The model is then as it was before. Also
-            with strict=True where `verify` finds a fault: quantized weights stay quantized.
+            matches no module; with strict=True if something would be left; if only a part of the model is patched
+            already; under tensor parallelism, if the ranks' reports differ. The model is then as it was before. Also,
+            with strict=True, if `verify` finds a fault: quantized weights stay quantized.
         ImportError: Without transformers.
     """
     if not isinstance(model, nn.Module):
@@ -168,7 +168,7 @@ def patch_model(
 
 @contextmanager
 def needs_transformers(function: str) -> Iterator[None]:
-    """Say for imports in the body what is missing."""
+    """Turn a failed import of transformers in the body into an ImportError that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -213,8 +213,8 @@ def unpatch_model(model: nn.Module) -> None:
 
     Args:
         model: The model that patch_model was called with, a copy of it, a wrapper around it, or a model taken out of a
-            wrapper (`is_patched` tells whether it is patched). Modules outside of it stay as they are, such as the head
-            outside of `model.model`.
+            wrapper (`is_patched` tells whether it is patched). Modules outside it stay as they are: for `model.model`,
+            the head.
 
     Raises:
         ValueError: If it is not patched, or if its weights were quantized.
@@ -238,14 +238,14 @@ def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
     """Patch a model for the body of a with statement, and unpatch it afterwards.
 
     Args:
-        model: As patch_model takes it.
-        options: Those of patch_model except `weights`, which cannot be undone.
+        model: As for patch_model.
+        options: Options of patch_model except `weights`, which cannot be undone.
 
     Yields:
         The report.
 
     Raises:
-        ValueError: For `weights`, or a model that is patched already; and what patch_model raises.
+        ValueError: For `weights`, or a model that is patched already; and as patch_model.
     """
     if options.get("weights") is not None:
         raise ValueError("torch_infini.patched: weights must be None, because quantized weights cannot be restored")
@@ -300,7 +300,7 @@ def load_patched(folder: str | Path) -> nn.Module:
         The model.
 
     Raises:
-        FileNotFoundError: If the folder is not one of save_patched, or a file of it is missing.
+        FileNotFoundError: If save_patched did not write the folder, or a file is missing.
         ValueError: If a file is not what save_patched writes, or the files do not match each other; the message names
             the file and the field or the tensors. This is checked before anything is allocated.
     """
@@ -321,16 +321,17 @@ def load_model(
         name: A folder, a .gguf file, or "owner/model" of the hub (from its cache where there is no network). A folder
             of save_patched is loaded as by load_patched.
         dtype: Of activations and dense weights, or its name; None and "auto": the checkpoint's.
-        activations: "int8": what a quantized layer multiplies is quantized too, each row with a scale, on CPUs that
-            multiply integers: faster, above all for prompts, and other tokens. None: only where the checkpoint says so.
+        activations: "int8": the inputs of quantized layers are quantized too, each row with a scale, on CPUs that
+            multiply integers: faster, above all for prompts, but with other tokens. None: only where the checkpoint
+            says so.
 
     Returns:
         The model.
 
     Raises:
-        FileNotFoundError: For a path that is not there, or a name that is neither in the hub nor in its cache.
+        FileNotFoundError: For a path that does not exist, or a name that is neither in the hub nor in its cache.
         ValueError: For a checkpoint that contradicts itself or its model, or a model that cannot be patched.
-        NotImplementedError: For a variant of a format that is not served.
+        NotImplementedError: For a variant of a format that is not supported.
     """
     from .._core.dtypes import floating
     from .files.foreign import load
@@ -341,9 +342,9 @@ def load_model(
 def describe(model: nn.Module | str | Path) -> Description:
     """Find how a causal language model of transformers computes; print the result.
 
-    As patch_model: small copies of its modules, with random weights, are tried under every rule that there are kernels
-    for, and one call with a watched mask shows which keys each layer sees. Names and classes are not consulted. Of a
-    folder or file only the config is read and no weight is allocated, so that a model of any size takes under a second.
+    As in patch_model, small copies of its modules, with random weights, are tried under every rule that has kernels;
+    one call that records the masks shows which keys each layer sees. Names and classes are not used. Of a folder or
+    file only the config is read and no weight is allocated, so that a model of any size takes under a second.
 
     Args:
         model: A model, patched or not (it is patched meanwhile), a folder, a .gguf file, or "owner/model" of the hub.

@@ -29,7 +29,7 @@ from .layers.model import IMPLEMENTATION, Model
 from .layers.quantized_linear import QuantizedLinear, quantize_layer
 from .quantize import choose_weights, fuse_projections, layers_to_choose, row_of
 from .report import SKIPPED, PatchReport, Row
-from .shares import local, ranks_of_model
+from .shares import local, tp_group_of_model
 from .state import Selection, State, holders, replace_config, undo
 from .structure import candidates
 from .swap import STATE, Patched, Unsupported, swap
@@ -43,7 +43,7 @@ def apply(
     calibrate: Tensor | None = None,
     quantized: Sequence[str] = (),
 ) -> PatchReport:
-    """Patch the model, or leave it exactly as it was and raise, or give the reason in the report.
+    """Patch the model; if that fails, leave it exactly as it was, and raise or give the reason in the report.
 
     Args:
         model: The model.
@@ -56,13 +56,13 @@ def apply(
         return not_found(model, strict)
     compressed = compressed_layers(model)
     with labelled(), caches_cleared():
-        # This cannot be undone, but leaves a model that computes the same where patching fails.
+        # This cannot be undone, but if patching fails, the model still computes the same.
         taken = take_over(model, compressed)
         patching = Patching(model, *found, selection, strict)
         with patching.undone_on_failure():
             patching.replace_modules(weights)
             if reason := patching.try_whole():
-                return patching.refuse(reason)
+                return patching.undo_and_report(reason)
             patching.choose_formats(weights, calibrate)
         patching.quantize([*quantized, *taken])
         return patching.report
@@ -99,7 +99,7 @@ class Patching:
         self.model, self.name, self.decoder, self.strict = model, name, decoder, strict
         config = decoder.config
         self.family: str = getattr(config, "model_type", type(config).__name__)
-        self.ranks = ranks_of_model(model)
+        self.tp_group = tp_group_of_model(model)
         self.trial = Trial(model, decoder)
         self.state = State(config, copy(config), dict(vars(config)), selection)
         self.report = PatchReport(self.family, type(model).__name__, ())
@@ -123,7 +123,7 @@ class Patching:
             rows = patch_modules(model, self.name, decoder, state.selection)
             self.layers = layers_to_choose(model, decoder, weights, state.selection) if weights else []
         rows = merged(model, (*rows, *map(row_of, self.layers)))
-        self.tell(replace(self.report, rows=rows, products=products_of(model, rows)))
+        self.set_report(replace(self.report, rows=rows, products=products_of(model, rows)))
         # Parameter counts differ between ranks; ranks that call different collectives would deadlock.
         self.must_agree("what patch_model does", [(row.name, row.op, row.reason) for row in rows])
         if self.strict and (left := self.report.left):
@@ -131,7 +131,7 @@ class Patching:
             more = f"; and {len(left) - 3} more" if len(left) > 3 else ""
             raise ValueError(f"torch_infini.patch_model: strict=True, but these would be left: {shown}{more}")
         attends = all(isinstance(layer.self_attn, Attention) for layer in decoder.layers)
-        # Attention that was left needs the masks of the implementation that it was made for.
+        # Attention that was left needs the masks of its own implementation.
         setattr(state.patched_config, IMPLEMENTATION, interface.NAME if attends else state.values.get(IMPLEMENTATION))
 
     def try_whole(self) -> str:
@@ -142,27 +142,27 @@ class Patching:
             kind = type(self.model).__name__
             raise ValueError(f"torch_infini.patch_model: strict=True, but {kind} cannot be: {fault}")
         if not fault:
-            self.tell(replace(self.report, untried=self.trial.untried))
+            self.set_report(replace(self.report, untried=self.trial.untried))
         return fault
 
-    def refuse(self, reason: str) -> PatchReport:
+    def undo_and_report(self, reason: str) -> PatchReport:
         undo(self.model)
         return PatchReport(self.family, type(self.model).__name__, (), reason=reason)
 
     def choose_formats(self, weights: str | None, calibrate: Tensor | None) -> None:
-        """Choose the format of each layer where there is a number of bits for all."""
+        """Choose the format of each layer if weights is "auto:BITS"."""
         if (bits := budget.bits_of(weights)) is None:
             return
         with eval_mode(self.model):
             self.layers, spent = choose_weights(self.model, self.decoder, self.layers, bits, calibrate)
         rows = merged(self.model, (*self.report.rows, *map(row_of, self.layers)))
-        self.tell(replace(self.report, rows=rows, budget=spent))
+        self.set_report(replace(self.report, rows=rows, budget=spent))
 
     def quantize(self, taken: list[str]) -> None:
-        """Quantize the layers, and align the weights that stay. From here on nothing can be undone.
+        """Quantize the layers, and align the weights that stay. This cannot be undone.
 
         Args:
-            taken: Names of the layers that have quantized weights already.
+            taken: Names of the layers that already have quantized weights.
         """
         model = self.model
         wanted = {one.name: format for one in self.layers if (format := next(iter(one.formats), None)) is not None}
@@ -177,7 +177,7 @@ class Patching:
                 replace(row, op=SKIPPED, reason="interrupted") if row.name in missed else row
                 for row in self.report.rows
             )
-            self.tell(replace(self.report, rows=merged(model, rows)))
+            self.set_report(replace(self.report, rows=merged(model, rows)))
         for decoder in (module for module in model.modules() if is_decoder(module)):
             if wanted or taken:
                 fuse_projections(decoder)
@@ -185,13 +185,13 @@ class Patching:
         with torch.no_grad():
             align(m for n, m in model.named_modules() if n in replaced or n.rpartition(".")[0] in replaced)
 
-    def tell(self, report: PatchReport) -> None:
+    def set_report(self, report: PatchReport) -> None:
         self.report = self.state.report = report
 
     def must_agree(self, what: str, value: object) -> None:
         """Raise ValueError if the ranks of a sharded model have different values."""
-        if self.ranks is not None:
-            self.ranks.must_agree(what, sha256(repr(value).encode()).digest())
+        if self.tp_group is not None:
+            self.tp_group.must_agree(what, sha256(repr(value).encode()).digest())
 
 
 def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
@@ -246,7 +246,7 @@ def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
             parameters += sum(local(p).numel() for p in own)
             size += sum(local(p).nbytes for p in own)
             if isinstance(module, QuantizedLinear):
-                parameters += module.numbers
+                parameters += module.weight_count
                 size += sum(b.nbytes for b in module.buffers())
         last[name] = replace(last[name], parameters=parameters, bytes=size)
     return tuple(last[name] for name in modules if name in last)
@@ -266,7 +266,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def caches_cleared() -> Iterator[None]:
-    """Free what the probes have cached after the body."""
+    """Clear the probes' caches after the body."""
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""weights="auto:BITS": a format of integers for each layer, so many bits a weight on the mean and the least error.
+"""weights="auto:BITS": chooses each layer's integer format, for a mean number of bits a weight and the least error.
 
-Sensitivity is measured. Errors of layers are taken to be independent: their squares add up.
+Sensitivity is measured. Errors of layers are assumed to be independent: their squares add up.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .decoder import Decoder
 from .report import Budget
 
 PREFIX = "auto:"
-TOKENS = 64  # random ones, without a text for calibration
-MOST_TOKENS = 512  # of such a text
+TOKENS = 64  # random tokens, used without a text for calibration
+MOST_TOKENS = 512  # of a text for calibration
 NAME = "torch_infini.patch_model"
 
 
 class QuantizableLayer(NamedTuple):
-    """A linear layer that may be quantized, and its formats by what `weights=` calls them, or why it has none."""
+    """A linear layer that may be quantized: its formats by their names in `weights=`, or the reason why it has none."""
 
     name: str
     module: nn.Linear
@@ -34,7 +34,7 @@ class QuantizableLayer(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A group of layers in a format, and the next larger one: what more bits buy."""
+    """A move of a group of layers to a larger format: the squared error that it saves, the bits that it costs."""
 
     group: int
     to: int
@@ -43,10 +43,10 @@ class Step(NamedTuple):
 
 
 def bits_of(weights: object) -> float | None:
-    """Return BITS of "auto:BITS", and None for what does not begin like it.
+    """Return BITS of "auto:BITS"; None for other values.
 
     Raises:
-        ValueError: If BITS is no positive number.
+        ValueError: If BITS is not a positive number.
     """
     if not isinstance(weights, str) or not weights.startswith(PREFIX):
         return None
@@ -55,7 +55,7 @@ def bits_of(weights: object) -> float | None:
     except ValueError:
         bits = 0.0
     if not 0 < bits < float("inf"):
-        raise ValueError(f"{NAME}: weights must have a number of bits behind 'auto:', as 'auto:4.8', got {weights!r}")
+        raise ValueError(f"{NAME}: weights must have a number of bits after 'auto:', as 'auto:4.8', got {weights!r}")
     return bits
 
 
@@ -63,8 +63,8 @@ def check(weights: object, calibrate: Tensor | None) -> None:
     """Check what does not depend on the model.
 
     Raises:
-        TypeError: If calibrate is no tensor.
-        ValueError: For no number of bits, or what are no token ids, or some where nothing is measured.
+        TypeError: If calibrate is not a tensor.
+        ValueError: For an invalid number of bits, a calibrate that is not token ids, or one without "auto:BITS".
     """
     bits = bits_of(weights)
     if calibrate is None:
@@ -72,24 +72,24 @@ def check(weights: object, calibrate: Tensor | None) -> None:
     if not isinstance(calibrate, Tensor):
         raise TypeError(f"{NAME}: calibrate must be a torch.Tensor of token ids, got {type(calibrate).__name__}")
     if bits is None:
-        raise ValueError(f"{NAME}: calibrate must be None but for weights='auto:BITS', got it with {weights!r}")
+        raise ValueError(f"{NAME}: calibrate must be None unless weights is 'auto:BITS', got ids with {weights!r}")
     if calibrate.dim() != 1 or len(calibrate) < 2 or calibrate.dtype not in (torch.int64, torch.int32):
         kind = f"{str(calibrate.dtype).removeprefix('torch.')} {list(calibrate.shape)}"
         raise ValueError(f"{NAME}: calibrate must be [at least 2] token ids, int64 or int32, got {kind}")
 
 
 def tokens_of(calibrate: Tensor | None, vocabulary: int) -> Tensor:
-    """Return [1, S]: the tokens by which sensitivity is measured.
+    """Return the tokens [1, S] by which sensitivity is measured.
 
     Raises:
-        ValueError: If some are not in the vocabulary.
+        ValueError: If a token is not in the vocabulary.
     """
     if calibrate is None:
         return torch.randint(vocabulary, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     ids = calibrate.detach().cpu()
     if ids.min() < 0 or ids.max() >= vocabulary:
-        came = f"{int(ids.min())} to {int(ids.max())}"
-        raise ValueError(f"{NAME}: calibrate must have token ids from 0 to {vocabulary - 1}, got {came}")
+        given = f"{int(ids.min())} to {int(ids.max())}"
+        raise ValueError(f"{NAME}: calibrate must have token ids from 0 to {vocabulary - 1}, got {given}")
     return ids[None, :MOST_TOKENS].long()
 
 
@@ -105,14 +105,14 @@ def weight_as(module: nn.Module, weight: Tensor) -> Iterator[None]:
 
 
 def size_of(weight: Tensor, name: str) -> int:
-    """Return the bits that a weight takes in a format."""
+    """Return the size of a weight in a format, in bits."""
     format, (n, k) = FORMATS[name], weight.shape
     kinds = format.kinds(n, k, format.group(k), weight.dtype).values()
     return 8 * sum(math.prod(kind.shape) * kind.dtype.itemsize for kind in kinds)
 
 
 def quantized(weight: Tensor, name: str) -> Tensor:
-    """Return what a weight means in a format."""
+    """Return a weight quantized to a format and dequantized."""
     format, (n, k) = FORMATS[name], weight.shape
     new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=weight.device)
     integers = format.empty(n, k, format.group(k), weight.dtype, new)
@@ -128,30 +128,30 @@ def choose(
     bits: float,
     ids: Tensor,
 ) -> tuple[dict[str, str], Budget]:
-    """Choose what each layer is for `weights=`.
+    """Choose the format of each layer, by its name in `weights=`.
 
-    With each group in the smallest format, and all others as they are, the tokens go through the model once: e is the
-    mean squared distance of the logits over their own mean square. Another format's e is that times the square of the
-    ratio of errors of the weights. From the smallest format on, groups get the next larger one in the order of
-    (e - e') / bits while the budget lasts.
+    For each group, the tokens go through the model once with this group in its smallest format and all others in full
+    precision: e is the mean squared error of the logits over their mean square. The e of another format is that times
+    the ratio of the weights' squared errors. Every group begins with its smallest format; then groups move to larger
+    formats, the largest (e - e') / bits first, while the budget lasts.
 
     Args:
-        model: With the patch, whose layers have float weights.
-        decoder: The model's.
-        layers: Those to quantize.
-        groups: Indices of layers that must have one format, as products that are computed together.
-        bits: On the mean over all weights of the layers.
+        model: The patched model, whose layers have float weights.
+        decoder: The model's decoder.
+        layers: The layers to quantize.
+        groups: Indices of layers that must have one format, because one product computes them.
+        bits: The mean bits a weight over all layers.
         ids: [1, S] tokens.
 
     Raises:
-        ValueError: If no choice has so few bits.
+        ValueError: If the smallest formats need more bits.
     """
     with labelled():
         logits = Logits(model, decoder, ids.to(decoder.embed_tokens.weight.device))
     before = logits.values.float()
     finite = before.isfinite()
     scale = rms(before[finite]) or 1.0
-    options: list[list[str]] = []  # of each group, the smallest first
+    options: list[list[str]] = []  # formats of each group, the smallest first
     sizes: list[list[int]] = []
     errors: list[list[float]] = []
     for group in groups:
@@ -163,21 +163,22 @@ def choose(
             if all(name in layer.formats for layer in members)
         }
         names = sorted(taken, key=lambda name: taken[name])
-        off: list[float] = []  # of the weights, squared
+        squares: list[float] = []  # squared errors of the weights, by format
         e = 0.0
         for name in names:
-            meant = [quantized(weight, layer.formats[name]) for layer, weight in zip(members, weights, strict=True)]
-            off.append(sum(float((a.float() - b.float()).square().sum()) for a, b in zip(meant, weights, strict=True)))
+            rounded = [quantized(weight, layer.formats[name]) for layer, weight in zip(members, weights, strict=True)]
+            pairs = zip(rounded, weights, strict=True)
+            squares.append(sum(float((a.float() - b.float()).square().sum()) for a, b in pairs))
             if name == names[0]:
                 with labelled(), ExitStack() as stack:
-                    for layer, weight in zip(members, meant, strict=True):
+                    for layer, weight in zip(members, rounded, strict=True):
                         stack.enter_context(weight_as(layer.module, weight))
                     e = rms((logits.again().float() - before)[finite]) / scale
         options.append(names)
         sizes.append([taken[name] for name in names])
-        errors.append([e**2 * each / (off[0] or 1.0) for each in off])
+        errors.append([e**2 * square / (squares[0] or 1.0) for square in squares])
     count = sum(layer.module.weight.numel() for layer in layers)
-    chosen = fill(sizes, errors, bits * count)
+    chosen = spend(sizes, errors, bits * count)
     total = sum(size[i] for size, i in zip(sizes, chosen, strict=True))
     if total > bits * count:
         raise ValueError(
@@ -189,9 +190,14 @@ def choose(
     return found, Budget(bits, total / count, expected)
 
 
-def fill(sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: float) -> list[int]:
-    """Return which format each group has: sizes ascend, and as much of the budget is used as the steps in the order of
-    what a bit buys allow."""
+def spend(sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: float) -> list[int]:
+    """Return the index of each group's format: steps are taken in the order of gain per bit, within the budget.
+
+    Args:
+        sizes: Bits of each format of each group, ascending.
+        errors: Squared errors, likewise.
+        budget: Bits of all groups.
+    """
     chosen = [0] * len(sizes)
     left = budget - sum(size[0] for size in sizes)
     while True:

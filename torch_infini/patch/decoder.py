@@ -13,7 +13,7 @@ PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 
 
 class Decoder(nn.Module):
-    """The type of a module that is_decoder accepts; a declaration, of which there are no instances."""
+    """The type of a module that is_decoder accepts; for type checkers only, it has no instances."""
 
     config: Any
     embed_tokens: nn.Embedding

@@ -1,4 +1,4 @@
-"""describe: how a causal language model computes, found by structure and numbers as patch_model finds it.
+"""describe: finds how a causal language model computes, by structure and numerical trials, as patch_model does.
 
 Of a folder or file only the config is read: the modules are made without weights, and small copies of them are tried.
 """
@@ -48,9 +48,9 @@ class NormDescription:
     """An RMSNorm.
 
     Attributes:
-        name: Of the module in its layer.
+        name: The module's name in its layer.
         eps: Added to the mean of squares.
-        rounding: "once", "llama" or "gemma", as torch_infini.ops.rms_norm has it.
+        rounding: "once", "llama" or "gemma", as in torch_infini.ops.rms_norm.
     """
 
     name: str
@@ -67,13 +67,13 @@ class AttentionDescription:
         head_dim: Columns of a head of q and k.
         v_dim: Columns of a head of v.
         scale: Factor of the scores.
-        softcap: Scores s become softcap * tanh(s / softcap); 0: they stay.
+        softcap: Scores s become softcap * tanh(s / softcap); 0: no cap.
         sinks: Whether each head has a score without a value.
-        window: A query sees only the newest so many keys; 0: all.
-        heads: Heads of q; 0 where the module is not known.
-        rope: Pairs that are rotated: "half" or "interleaved"; "" for none, "unknown" where the module is not known.
-        norms: Of q and k, before the rotation unless `norms_last`; empty: none.
-        norms_last: Whether these come after the rotation.
+        window: How many keys a query sees, the newest; 0: all.
+        heads: Heads of q; 0 if the module is not known.
+        rope: The layout of rotated pairs, "half" or "interleaved"; "" for none, "unknown" if the module is not known.
+        norms: The norms of q and k, before the rotation unless `norms_last`; empty: none.
+        norms_last: Whether the norms come after the rotation.
     """
 
     kv_heads: int
@@ -108,7 +108,7 @@ class MLPDescription:
 
     Attributes:
         activation: The op of act(gate) * up: "swiglu" or "geglu".
-        columns: Of gate and of up.
+        columns: Columns of gate, and of up.
         fused: Whether gate and up are one layer.
     """
 
@@ -143,7 +143,7 @@ class ExpertsDescription:
 
 @dataclass(frozen=True)
 class LayerDescription:
-    """One layer; a part that is None is not known.
+    """One layer; attention or mlp is None if it is not known.
 
     Attributes:
         attention: Its attention.
@@ -174,18 +174,18 @@ class Description:
     """How a decoder computes; print it.
 
     Attributes:
-        model_class, model_type: Of transformers.
+        model_class, model_type: The model's class and type in transformers.
         vocabulary: Rows of the embedding.
         hidden_size: Columns of the residual stream.
         positions: The longest sequence that the config names; 0: it names none.
-        parameters: How many numbers.
+        parameters: The number of parameters.
         tied: Whether the head is the embedding.
         rope: The config's rope_parameters.
-        layers: One for each.
-        norm: The last one, None where it is not known.
+        layers: One description per layer.
+        norm: The final norm; None if it is not known.
         left: The modules that patch_model leaves, with reasons.
-        refusal: Why it is not known which keys are seen, so that the engine cannot serve the model; else empty. Where
-            it is empty, the engine still tries a few tokens before it serves.
+        refusal: Why the engine cannot serve the model: which keys its attention sees is not known. If empty, the engine
+            still tries a few tokens before it serves.
     """
 
     model_class: str
@@ -251,7 +251,7 @@ def _decoder_of(model: nn.Module) -> tuple[str, Decoder]:
 
 
 def _of_loaded(model: nn.Module, name: str, decoder: Decoder) -> Description:
-    """Describe a model with weights; one that is not patched is patched meanwhile."""
+    """Describe a model with weights; patch it for that time if it is not patched."""
     if states := states_in(model):
         rows = states[0].report.rows if states[0].report else ()
         return _read(model, decoder, rows)
@@ -264,9 +264,9 @@ def _of_loaded(model: nn.Module, name: str, decoder: Decoder) -> Description:
 
 
 def _of_empty(model: PreTrainedModel, name: str, decoder: Decoder) -> Description:
-    """Describe a model on the meta device; it is used up."""
+    """Describe a model on the meta device, which cannot be used afterwards."""
     with torch.no_grad(), eval_mode(model):
-        # Numbers that take no memory, for modules are patched where they could run.
+        # Zeros without memory, because modules on meta are not patched.
         for module in model.modules():
             for key, weight in module._parameters.items():
                 if weight is not None:
@@ -274,13 +274,13 @@ def _of_empty(model: PreTrainedModel, name: str, decoder: Decoder) -> Descriptio
                     module._parameters[key] = nn.Parameter(plain, requires_grad=False)
         model.tie_weights()
         rows = merged(model, patch_modules(model, name, decoder, Selection(None, ())))
-        parameters = _count(model)  # tied weights come apart where they are moved
+        parameters = _count(model)  # before the move to meta, which unties weights
         nn.Module.to(model, "meta")
         return replace(_read(model, decoder, rows), parameters=parameters)
 
 
-class _Same(nn.Module):
-    """Stands for an MLP whose forward needs numbers."""
+class _Identity(nn.Module):
+    """Replaces an MLP that cannot run on the meta device."""
 
     def __init__(self, with_scores: bool) -> None:
         super().__init__()
@@ -296,7 +296,7 @@ def _without_mlps(decoder: Decoder, with_scores: bool) -> Iterator[None]:
     kept = [layer._modules["mlp"] for layer in decoder.layers]
     try:
         for layer in decoder.layers:
-            layer._modules["mlp"] = _Same(with_scores)
+            layer._modules["mlp"] = _Identity(with_scores)
         yield
     finally:
         for layer, mlp in zip(decoder.layers, kept, strict=True):
@@ -307,17 +307,17 @@ def _sites(model: nn.Module, decoder: Decoder, positions: int) -> tuple[dict[nn.
     """Find which keys each attention module sees; or the reason why that cannot be found."""
     weight = decoder.embed_tokens.weight
     tokens = (_TOKENS % weight.shape[0]).to(weight.device)
-    # Without numbers a router cannot choose experts, and attention does not depend on what they compute.
-    ways: list[AbstractContextManager[None]] = [
+    # On meta a router cannot choose experts; which keys attention sees does not depend on MLPs.
+    contexts: list[AbstractContextManager[None]] = [
         nullcontext(),
         _without_mlps(decoder, False),
         _without_mlps(decoder, True),
     ]
     reason = ""
     with without_side_effects(model):
-        for way in ways if weight.is_meta else ways[:1]:
+        for context in contexts if weight.is_meta else contexts[:1]:
             try:
-                with way:
+                with context:
                     return find_sites(model, tokens, positions)[0], ""
             except Unserved as unserved:
                 reason = reason or str(unserved)
@@ -369,7 +369,7 @@ def _layer(layer: nn.Module, sites: dict[nn.Module, Site]) -> LayerDescription:
 
 
 def _attention(module: nn.Module, site: Site | None) -> AttentionDescription | None:
-    """Describe attention: by what a call handed over, and the plan of a patched module."""
+    """Describe attention by its recorded call and, if the module is patched, by its plan."""
     if site is None:
         return None
     found = AttentionDescription(
@@ -409,14 +409,14 @@ def _gated(module: nn.Module) -> MLPDescription | None:
 
 
 def _rope_lines(rope: dict[str, Any]) -> list[str]:
-    """The rotation's parameters, a line for each kind of layer where they differ."""
+    """Format the rope parameters: one line, or a line for each layer type if these differ."""
     if rope and all(isinstance(value, dict) for value in rope.values()):
         return [f"{kind}: {line}" for kind, value in rope.items() for line in _rope_lines(value)]
     return [", ".join(f"{name.removeprefix('rope_')} {value}" for name, value in rope.items())] if rope else []
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5 as "0-2, 5"; every third number as "0, 3, ... 27"."""
+    """Format 0, 1, 2, 5 as "0-2, 5", and every third number as "0, 3, ... 27"."""
     steps = {b - a for a, b in zip(numbers, numbers[1:])}
     if len(numbers) > 3 and len(steps) == 1 and steps != {1}:
         return f"{numbers[0]}, {numbers[1]}, ... {numbers[-1]}"

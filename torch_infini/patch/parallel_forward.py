@@ -1,6 +1,6 @@
 """The forward that transformers' tensor parallelism (`tp_plan="auto"`) sets on the instance of a sharded module.
 
-It tells how the module is sharded: its closure holds the style and the mesh.
+Its closure holds the style and the mesh, which say how the module is sharded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def parallel_forward(module: nn.Module) -> FunctionType | None:
 
 
 def closure_of(forward: FunctionType) -> dict[str, Any]:
-    """Return the closure variables of such a forward: `self`, its style, and `mesh`, its ranks, if it has them."""
+    """Return the closure variables of such a forward: `self`, its style, and `mesh`, its ranks, if there are any."""
     names, cells = forward.__code__.co_freevars, forward.__closure__ or ()
     return dict(zip(names, (cell.cell_contents for cell in cells), strict=True))
 

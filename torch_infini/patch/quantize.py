@@ -1,4 +1,4 @@
-"""Which linear layers of a patched model get which format of integers, and fusing those that share an input."""
+"""Chooses the linear layers to quantize and their integer formats; fuses those that share an input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def layers_to_choose(
 
 
 def row_of(layer: budget.QuantizableLayer) -> Row:
-    """The row of a layer in its first format."""
+    """Return the report's row for a layer in its first format."""
     format = next(iter(layer.formats), None)
     op = SKIPPED if format is None else QuantizedLinear.ops(QuantizedLinear.plans(layer.module, format)[0])
     return Row(layer.name, type(layer.module).__name__, op, layer.reason)
@@ -44,7 +44,7 @@ def row_of(layer: budget.QuantizableLayer) -> Row:
 def choose_weights(
     model: nn.Module, decoder: Decoder, layers: Sequence[budget.QuantizableLayer], bits: float, calibrate: Tensor | None
 ) -> tuple[list[budget.QuantizableLayer], Budget | None]:
-    """Return the layers with the one format that each gets of a mean number of bits."""
+    """Return the layers with one format each, chosen for a mean number of bits a weight."""
     able = [layer for layer in layers if layer.formats]
     if any(isinstance(layer.module, ShardedLinear) for layer in able):
         raise ValueError("torch_infini.patch_model: weights='auto:BITS' must be of a whole model, got sharded layers")
@@ -60,14 +60,14 @@ def choose_weights(
 
 
 def groups_of(decoder: Decoder, layers: Sequence[budget.QuantizableLayer]) -> list[list[int]]:
-    """Group layers with one input, which are fused; by their indices."""
-    place = {id(layer.module): i for i, layer in enumerate(layers)}
+    """Group the indices of layers with the same input, which are fused."""
+    index = {id(layer.module): i for i, layer in enumerate(layers)}
     groups = []
     for module in decoder.modules():
         if isinstance(module, Attention | GatedMLP):
             inputs = [id(module._modules[name]) for name in vars(module)[PLAN].inputs]
-            groups.append([place.pop(one) for one in inputs if one in place])
-    return [*filter(None, groups), *([i] for i in place.values())]
+            groups.append([index.pop(one) for one in inputs if one in index])
+    return [*filter(None, groups), *([i] for i in index.values())]
 
 
 def fuse_projections(decoder: Decoder) -> None:

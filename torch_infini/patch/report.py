@@ -86,12 +86,12 @@ class Verification:
 
 @dataclass(frozen=True)
 class Budget:
-    """What weights="auto:BITS" came to.
+    """The result of weights="auto:BITS".
 
     Attributes:
         asked: BITS.
-        bits: Of a weight, with scales, on the mean over the quantized layers.
-        error: The expected distance of the logits, root mean square, over their own root mean square.
+        bits: The mean bits a weight over the quantized layers, with scales.
+        error: The expected error of the logits, root mean square, over their own root mean square.
     """
 
     asked: float
@@ -111,11 +111,11 @@ class PatchReport:
         model_class: The model's class.
         rows: One for each module that could have been replaced.
         already_patched: The model was patched before this call, which changed nothing.
-        reason: Why nothing was patched, as for a model not of the Llama family; else empty.
+        reason: Why nothing was patched (a model not of the Llama family, for example); else empty.
         verification: What verify=True measured.
         untried: Why the whole model was not run for two tokens before and after; empty if it was.
         products: What computed the dense products of the model's dtype on this machine when it was patched.
-        budget: What weights="auto:BITS" came to.
+        budget: The result of weights="auto:BITS".
     """
 
     family: str
@@ -170,7 +170,7 @@ class PatchReport:
 
 
 def amounts(rows: list[Row]) -> tuple[str, str]:
-    """Format the parameters and bytes of modules for people."""
+    """Format the parameters and bytes of modules for the table."""
     parameters, size = sum(row.parameters for row in rows), sum(row.bytes for row in rows)
     if not parameters:
         return "", ""

@@ -1,7 +1,7 @@
-"""What transformers' tensor parallelism (`tp_plan="auto"`) leaves in a model, and how ranks combine their results.
+"""Reads how transformers' tensor parallelism (`tp_plan="auto"`) shards a model, and combines the ranks' results.
 
 transformers gives a sharded module another forward, on the instance, and DTensors for parameters. The DTensors stay in
-place; results of this rank's shards are combined by torch.ops.infini's collectives.
+place; torch.ops.infini's collectives combine the results of the ranks' shards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .._core.devices import backing_type
 from ..distributed import TPGroup
 from .parallel_forward import closure_of, parallel_forward
 
-__all__ = ["DTensor", "Replicate", "Shard", "Share", "local", "ranks_of", "ranks_of_model", "styles"]
+__all__ = ["DTensor", "LinearShard", "Replicate", "Shard", "local", "styles", "tp_group_of", "tp_group_of_model"]
 
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -32,20 +32,20 @@ def local(x: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Share:
+class LinearShard:
     """This rank's part of a sharded linear layer.
 
     Attributes:
-        ranks: The tensor-parallel group.
+        tp_group: The tensor-parallel group.
         row_parallel: Row-parallel: each rank has some of the weight's columns, and results are all-reduced. Else
             column-parallel: each rank has some of its rows.
         cut: (first, number) of the columns of x that this rank multiplies, if x is not sharded already.
-        gathered: The total columns of the all-gathered result; 0 where each rank keeps its own.
+        gathered: The total columns of the all-gathered result; 0 if each rank keeps its own.
 
     Source: Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053.
     """
 
-    ranks: TPGroup
+    tp_group: TPGroup
     row_parallel: bool
     cut: tuple[int, int] | None
     gathered: int
@@ -73,18 +73,18 @@ class Share:
             return self.all_gather(y) if self.gathered else y
         if self.cut is not None:
             x = x.narrow(-1, *self.cut)
-        y = self.ranks.all_reduce(multiply(x, None))
+        y = self.tp_group.all_reduce(multiply(x, None))
         return y if bias is None else y.add_(bias)
 
     def all_gather(self, y: Tensor) -> Tensor:
         rows = y.reshape(-1, y.shape[-1])
-        _, _, most = self.ranks.shard_rows(self.gathered)
+        _, _, most = self.tp_group.shard_rows(self.gathered)
         if rows.shape[1] < most:
             rows = nn.functional.pad(rows, (0, most - rows.shape[1]))
-        return self.ranks.all_gather(rows, self.gathered).view(*y.shape[:-1], self.gathered)
+        return self.tp_group.all_gather(rows, self.gathered).view(*y.shape[:-1], self.gathered)
 
 
-def ranks_of(mesh: Any) -> TPGroup:
+def tp_group_of(mesh: Any) -> TPGroup:
     """Return the group of a mesh of transformers. All ranks must make the first call together."""
     from ..distributed import communicator
 
@@ -92,10 +92,10 @@ def ranks_of(mesh: Any) -> TPGroup:
     return TPGroup(group.rank(), group.size(), communicator(group))
 
 
-def ranks_of_model(model: nn.Module) -> TPGroup | None:
+def tp_group_of_model(model: nn.Module) -> TPGroup | None:
     """Return the tensor-parallel group of a model sharded on the CPU; None for a model that is not sharded."""
     for module in model.modules():
         mesh = closure_of(forward).get("mesh") if (forward := parallel_forward(module)) is not None else None
         if mesh is not None and backing_type(mesh.device_type) == "cpu":
-            return ranks_of(mesh)
+            return tp_group_of(mesh)
     return None

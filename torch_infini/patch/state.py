@@ -1,4 +1,4 @@
-"""What a patch keeps beside the patched modules, on the decoder and the models around it; and how it is undone."""
+"""The state of a patch, kept on the decoder and the models around it, and undo."""
 
 from __future__ import annotations
 

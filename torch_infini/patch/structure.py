@@ -24,12 +24,12 @@ from .swap import Patched
 def candidates(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[str, type[Patched]]]:
     """Yield (name, patch) of every module that may be replaced, children before parents."""
     prefix = f"{name}." if name else ""
-    shared = {
+    sharded = {
         name: ShardedEmbedding if isinstance(module, nn.Embedding) else ShardedLinear
         for name, module in model.named_modules()
         if parallel_forward(module) is not None and not eps_name(module)
     }
-    yield from shared.items()
+    yield from sharded.items()
     yield f"{prefix}rotary_emb", RotaryEmbedding
     for i, layer in enumerate(decoder.layers):
         here = f"{prefix}layers.{i}"
@@ -50,5 +50,5 @@ def candidates(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[
         yield here, DecoderLayer
     yield f"{prefix}norm", RMSNorm
     for head, module in model.named_modules():
-        if head.rpartition(".")[2] == "lm_head" and isinstance(module, nn.Linear) and head not in shared:
+        if head.rpartition(".")[2] == "lm_head" and isinstance(module, nn.Linear) and head not in sharded:
             yield head, Linear

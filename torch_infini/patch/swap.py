@@ -67,7 +67,7 @@ class Patched(nn.Module):
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe | None:
-        """Return the calls by which verify.py tells the plans apart; None if none is needed.
+        """Return the calls by which verify.py distinguishes the plans; None if none is needed.
 
         `rotary` computes the model's cos and sin from hidden states and position ids.
         """
@@ -91,7 +91,7 @@ def is_foreign(cls: type[nn.Module]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ProbeCall:
-    """One call of a probe module, which must give the same by its own forward and by the patched one.
+    """One call of a probe module, which must give equal results by its own forward and by the patched one.
 
     Attributes:
         when: What the call checks, for reports: "for 40 tokens"; "" for the call by which a plan is chosen.
@@ -99,7 +99,7 @@ class ProbeCall:
         tolerance: Relative error (of the Euclidean norm) up to which two results are considered equal.
         parameters: Other parameters for this call, by submodule name; "" is the probe module itself.
         attributes: Other attributes of the probe module for this call.
-        dtype: Of the probe module's parameters.
+        dtype: The dtype of the probe module's parameters.
     """
 
     when: str
@@ -112,7 +112,7 @@ class ProbeCall:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A probe module, and the calls of it that tell what a module computes.
+    """A probe module, and the calls of it that show what a module computes.
 
     Attributes:
         module: A module of the original's class and attributes with other weights, as small as possible.

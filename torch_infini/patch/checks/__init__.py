@@ -1,1 +1,1 @@
-"""What patch_model finds out before and after it replaces: conditions, trials of modules and of the whole model."""
+"""Checks of patch_model: conditions for the infini ops, and trials of single modules and of the whole model."""

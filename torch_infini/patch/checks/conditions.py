@@ -22,12 +22,12 @@ functorch_level = torch._C._functorch.peek_interpreter_stack  # None outside of 
 def needs_fallback(module: nn.Module, x: Tensor) -> bool:
     """Return whether the original forward has to run.
 
-    That is where a backward may follow, under autocast, with global module hooks, inside a transform of torch.func or
+    It has to if a backward may follow, under autocast, with global module hooks, inside a transform of torch.func or
     forward-mode AD, and on a device or dtype without kernels.
     """
     return bool(
         (torch.is_grad_enabled() and (x.requires_grad or may_need_grad(module)))
-        or hooks._global_forward_hooks  # as watched_globally, without its call
+        or hooks._global_forward_hooks  # has_global_hooks, inlined
         or hooks._global_forward_pre_hooks
         or not has_kernels(x)
     )
@@ -50,7 +50,7 @@ def has_kernels(x: Tensor) -> bool:
 
 
 def runs_on_infini(x: Tensor) -> bool:
-    """Return whether the tensor is on the device infini, whose backing has kernels, without its autocast."""
+    """Return whether the tensor is on device infini, its backing device has kernels, and its autocast is off."""
     kernels = x.device.type == INFINI and (on_cpu(x) or (CUDA and on_cuda(x)))
     return kernels and not torch.is_autocast_enabled(INFINI)
 
@@ -66,15 +66,15 @@ def dense_last(x: Tensor) -> Tensor:
 
 def may_need_grad(module: nn.Module) -> bool:
     """Return whether a parameter requires grad, or a hook inside may introduce a tensor that does."""
-    return any(p.requires_grad for p in module.parameters()) or not all(unwatched(m) for m in module.modules())
+    return any(p.requires_grad for p in module.parameters()) or not all(unhooked(m) for m in module.modules())
 
 
-def watched_globally() -> bool:
+def has_global_hooks() -> bool:
     return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
 
 
-def unwatched(module: nn.Module) -> bool:
-    """Return whether the module has no hooks, no forward of its own instance, and was not compiled by itself."""
+def unhooked(module: nn.Module) -> bool:
+    """Return whether the module has no hooks, no forward on the instance, and was not compiled by itself."""
     own = module.__dict__
     changed = "forward" in own or own.get("_compiled_call_impl") is not None
     return not (module._forward_hooks or module._forward_pre_hooks or changed)
@@ -82,11 +82,11 @@ def unwatched(module: nn.Module) -> bool:
 
 def is_plain(module: nn.Module) -> bool:
     """Return whether the module is a linear layer whose product may be computed without calling it."""
-    return type(module) is nn.Linear and unwatched(module)
+    return type(module) is nn.Linear and unhooked(module)
 
 
 def unsupported_placement(module: nn.Module) -> str | None:
-    """Return why the module's forward cannot be replaced, or not run on its device; None if it can."""
+    """Return why the module's forward cannot be replaced, or cannot run on its device; None if it can."""
     if "forward" in module.__dict__ and not only_reduces_gradients(module):
         if "_hf_hook" in module.__dict__:
             return f"accelerate replaced its forward, to move its weights: {WITHOUT_ACCELERATE}"

@@ -1,4 +1,4 @@
-"""Fingerprints of modules: equal only for modules that a single check of the patched forward covers.
+"""Fingerprints of modules: one check of the patched forward covers all modules with the same fingerprint.
 
 A fingerprint covers everything that a forward can read from the instance; other objects are compared by identity.
 """
@@ -51,16 +51,18 @@ class Fingerprints:
         elif isinstance(value, nn.Module):
             found = self.of_module(value)
         elif isinstance(value, Tensor) and on_cpu(value) and not value.is_sparse and value.numel() <= LARGEST:
-            number = value.detach().contiguous().view(-1).view(torch.uint8) if value.numel() else value
-            found = kind, value.dtype, value.shape, value.requires_grad, bytes(number.tolist())
+            raw = value.detach().contiguous().view(-1).view(torch.uint8) if value.numel() else value
+            found = kind, value.dtype, value.shape, value.requires_grad, bytes(raw.tolist())
         else:  # functions, objects of other classes, large tensors
             found = kind, id(value)
         self.kept[id(value)] = value, found
         return found
 
-    def of_module(self, module: nn.Module, *apart: str) -> Hashable:
-        """Return the fingerprint of class, attributes (except `apart`), parameters, buffers and submodules."""
-        attributes = {name: value for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES.union(apart)}
+    def of_module(self, module: nn.Module, *ignored: str) -> Hashable:
+        """Return the fingerprint of class, attributes (except `ignored`), parameters, buffers and submodules."""
+        attributes = {
+            name: value for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES.union(ignored)
+        }
         tensors: dict[str, Any] = {**module._parameters, **module._buffers}
         if PROBE_SEED in attributes:  # random weights that follow from seed and shapes
             tensors = {name: None if tensor is None else tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..parallel_forward import FORWARD
 from ..swap import Parameters
 
-WIDTH = 16  # of hidden states in probe modules that do not depend on it
+WIDTH = 16  # columns of hidden states in probe modules, where the model's number does not matter
 LENGTHS = (1, 40)  # of sequences, in addition to the few tokens of most calls
 SIZES = (1e-2, 30.0, 1e4)  # magnitudes in addition to 1: formulas may clamp, or drop small numbers
 # Tolerances where each step is rounded to 8 or 11 bits. They only need to find branches on the dtype.
@@ -50,17 +50,17 @@ def linear(outputs: int, inputs: int, seed: int) -> nn.Linear:
     return module
 
 
-def scaled(module: nn.Module | None, from_x: float | Tensor, of_y: float | Tensor) -> dict[str, Tensor]:
+def scaled(module: nn.Module | None, weight_factor: float | Tensor, bias_factor: float | Tensor) -> dict[str, Tensor]:
     """Return parameters of a linear layer with scaled weight and bias.
 
     Args:
         module: A result of `linear`.
-        from_x: Multiplies the weight: a number, or one for each row.
-        of_y: Multiplies the bias, likewise.
+        weight_factor: Multiplies the weight: a number, or one for each row.
+        bias_factor: Multiplies the bias, likewise.
     """
     assert isinstance(module, nn.Linear) and module.bias is not None
-    rows = from_x.unsqueeze(1) if isinstance(from_x, Tensor) else from_x
-    return {"weight": module.weight * rows, "bias": module.bias * of_y}
+    rows = weight_factor.unsqueeze(1) if isinstance(weight_factor, Tensor) else weight_factor
+    return {"weight": module.weight * rows, "bias": module.bias * bias_factor}
 
 
 def clear_caches() -> None:

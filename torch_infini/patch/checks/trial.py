@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..decoder import Decoder
 from ..shares import local
-from .conditions import watched_globally
+from .conditions import has_global_hooks
 
 TOKENS = 2
 # Largest relative rounding error of a branch, in units of half the dtype's epsilon: for sums of thousands of products
@@ -38,7 +38,7 @@ def labelled(label: str = "[patch_model trial] ") -> Any:
 def without_side_effects(model: nn.Module) -> Iterator[None]:
     """Run the body in evaluation mode, without gradients, autocast and hooks, and restore the model's state afterwards.
 
-    That is attributes and their contents, buffers and random generators. Compiled modules run eagerly.
+    The state is attributes and their contents, buffers and random generators. Compiled modules run eagerly.
     """
     modules = list(model.modules())
     before = [(module, dict(vars(module))) for module in modules]
@@ -80,7 +80,7 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def without_effect(*args: Any) -> None:
-    """A hook that replaces others and does nothing."""
+    """Do nothing; replaces hooks."""
 
 
 def rms(x: Tensor) -> float:
@@ -95,7 +95,7 @@ class Logits:
     """Logits of a model for some tokens, and how much rounding may change them.
 
     Attributes:
-        values: [S, vocabulary]; of a model without a head its hidden states.
+        values: [S, vocabulary]; for a model without a head its hidden states.
         rounding: The root mean square of a difference that rounding explains.
     """
 
@@ -124,7 +124,7 @@ class Logits:
         self.rounding = max(arithmetic * rms(self.values[finite]), AMPLIFIED * noise)
 
     def run(self) -> Tensor:
-        """[2, S, vocabulary]."""
+        """Return the logits [2, S, vocabulary]."""
         output = self.model(input_ids=self.ids, use_cache=False)
         if isinstance(output, tuple):
             return output[0]
@@ -139,7 +139,7 @@ class Trial:
     """The original's results for two tokens, to compare with those of the patched model.
 
     Attributes:
-        untried: Why there are none; empty if there are.
+        untried: Why the original was not run; empty if it was.
     """
 
     def __init__(self, model: nn.Module, decoder: Decoder) -> None:
@@ -149,7 +149,7 @@ class Trial:
         away = next((name for name, tensor in tensors if tensor.is_meta), None)
         if away is not None:
             self.untried = f"{away} is on meta"
-        elif watched_globally():
+        elif has_global_hooks():
             self.untried = "hooks are registered for all modules"
         if self.untried:
             return

@@ -28,15 +28,15 @@ class Verifier:
     """Checks plans for the modules of one decoder, one module of each fingerprint: equal layers are checked once."""
 
     def __init__(self, decoder: Decoder) -> None:
-        # Probe modules run on the CPU, wherever the model is; and a forward may write to its module.
+        # `embedding` is a copy: probe modules run on the CPU, and a forward may write to its module.
         self.original = decoder.rotary_emb
         self.embedding: nn.Module | None = None
         self.fingerprints = Fingerprints()
         self.positions: dict[tuple[Any, ...], Any] = {}
-        self.answers: dict[Hashable, Verdict] = {}
+        self.verdicts: dict[Hashable, Verdict] = {}
 
     def rotary(self, hidden: Tensor, position_ids: Tensor) -> Any:
-        """Return cos and sin as the decoder computes them (of the first kind, if it has several)."""
+        """Return cos and sin as the decoder computes them (of the first layer type, if it has several)."""
         key = (hidden.dtype, len(hidden), *position_ids.flatten().tolist())
         if key not in self.positions:
             if self.embedding is None:
@@ -64,12 +64,12 @@ class Verifier:
             raise
         except Exception as error:
             raise unchecked(error) from error
-        answer = self.answers.get(key)
+        verdict = self.verdicts.get(key)
         with one_thread():
-            if answer is None:
-                answer = self.answers[key] = Verdict(probe, patch, plans)
-            answer.check_layer(vars(module).get(INDEX))
-        return answer.plan
+            if verdict is None:
+                verdict = self.verdicts[key] = Verdict(probe, patch, plans)
+            verdict.check_layer(vars(module).get(INDEX))
+        return verdict.plan
 
 
 class Verdict:
@@ -82,7 +82,7 @@ class Verdict:
     def __init__(self, probe: Probe, patch: type[Patched], plans: Sequence[Any]) -> None:
         self.module = probe.module
         self.patched = patched_class(patch, type(self.module))
-        self.own = reports_index(type(self.module))
+        self.own = records_index(type(self.module))
         self.plans = list(plans)
         self.repeated: list[ProbeCall] = []
         self.layers = {vars(self.module).get(INDEX)}
@@ -112,7 +112,7 @@ class Verdict:
         self.layers.add(layer)
 
     def make(self, call: ProbeCall) -> None:
-        """Make the call by the own forward and under each plan; keep the best plan, if it is within tolerance."""
+        """Make the call by the original forward and under each plan; keep the best plan if it is within tolerance."""
         small = self.module
         vars(small).update(call.attributes)
         try:
@@ -138,13 +138,13 @@ class Verdict:
         self.plans = [self.plans[best]]
 
 
-_reporting: dict[type[nn.Module], type[nn.Module]] = {}
+_recording: dict[type[nn.Module], type[nn.Module]] = {}
 
 
-def reports_index(own: type[nn.Module]) -> type[nn.Module]:
+def records_index(own: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass whose instances record in READ that INDEX was read."""
-    if own in _reporting:
-        return _reporting[own]
+    if own in _recording:
+        return _recording[own]
 
     def read(self: nn.Module) -> Any:
         if INDEX not in vars(self):
@@ -153,8 +153,8 @@ def reports_index(own: type[nn.Module]) -> type[nn.Module]:
         return vars(self)[INDEX]
 
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    _reporting[own] = type(own.__name__, (own,), {**names, INDEX: property(read)})
-    return _reporting[own]
+    _recording[own] = type(own.__name__, (own,), {**names, INDEX: property(read)})
+    return _recording[own]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The folder that save_patched writes: its files, and reading and checking their descriptions and headers.
 
-Nothing is allocated by the sizes in a config before the header of the file with the tensors confirms them. Field names
-and formats are those of files on disk.
+Nothing is allocated by the sizes in a config before the header of the tensor file confirms them. Field names and
+formats are in files on disk and must not change.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CONFIG, TENSORS, DESCRIPTION, GENERATION = (
     "torch_infini.json",
     "generation_config.json",
 )
-BUFFERS = "torch_infini.safetensors"  # what checkpoints of transformers leave out, such as rotary frequencies
+BUFFERS = "torch_infini.safetensors"  # buffers that transformers does not save, such as rotary frequencies
 FORMAT = 2  # of DESCRIPTION. Format 1 had all tensors in one file, and only load_patched read it
 QUANTIZED = "quantized"  # field of the quantized layers
 LOAD = "torch_infini.load_patched"
-LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # the lengths of lists of modules
+LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # config fields: lengths of lists of modules
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -85,7 +85,7 @@ def as_value_error(file: str, rule: str) -> Iterator[None]:
 
 
 def file_of(folder: Path, file: str) -> Path:
-    """Return the path of a file that the folder must have."""
+    """Return the path of a file in the folder; FileNotFoundError without it."""
     if not (folder / file).is_file():
         raise FileNotFoundError(f"{LOAD}: folder must hold {file}, got {str(folder)!r} without it")
     return folder / file

@@ -1,6 +1,6 @@
-"""load: a patched model of transformers from a checkpoint that torch_infini.checkpoints reads.
+"""load: reads a checkpoint by torch_infini.checkpoints into a patched model of transformers.
 
-The model is made on the meta device; checkpoints.fill reads each tensor and each quantized layer into its place.
+The model is made on the meta device; checkpoints.fill reads each tensor and each quantized layer into it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def load(
 
     Args:
         name: A folder, a .gguf file, or "owner/model" of the hub.
-        dtype: Of activations and dense weights; None: the checkpoint's.
+        dtype: The dtype of activations and dense weights; None: the checkpoint's.
         weights: As patch_model's, for a checkpoint that is not quantized.
         activations: As torch_infini.load's.
-        must_patch: Whether a model of which nothing can be patched is an error; else it is returned as it is.
+        must_patch: Raise if nothing of the model can be patched; False: return the model as it is.
 
     Raises:
         ValueError: As torch_infini.load, or for weights that the checkpoint or the model cannot have.
@@ -98,7 +98,7 @@ def load(
 
 
 def converted(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Load a dense folder whose tensors transformers renames or joins: experts that are one tensor in the model, say.
+    """Load a dense folder whose tensors transformers renames or joins (experts that are one tensor in the model).
 
     Raises:
         ValueError: For tensors that are missing, too many or of other shapes.
@@ -121,10 +121,10 @@ def converted(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def config_of(values: Mapping[str, Any], path: Path, where: str = NAME) -> PreTrainedConfig:
-    """Make the config of a causal model of transformers out of what a checkpoint says; errors begin with `where`.
+    """Make the config of a causal model of transformers from a checkpoint's values; errors begin with `where`.
 
     Raises:
-        ValueError: If it cannot be one.
+        ValueError: If transformers cannot make one.
     """
     values = {key: value for key, value in values.items() if key != "quantization_config"}
     try:
@@ -142,7 +142,7 @@ def empty_model(config: PreTrainedConfig, path: Path, dtype: torch.dtype | None,
     """Return the model on the meta device, its buffers computed; dtype None: the config's.
 
     Raises:
-        ValueError: If transformers makes no model of the config; it begins with `where`.
+        ValueError: If transformers cannot make a model of the config; the message begins with `where`.
     """
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     try:
@@ -163,7 +163,7 @@ def empty_model(config: PreTrainedConfig, path: Path, dtype: torch.dtype | None,
 
 
 def not_of_transformers(path: Path, where: str, error: Exception) -> ValueError:
-    """Return the error of a config of which transformers makes no model."""
+    """Return the error of a config from which transformers cannot make a model."""
     cause = " ".join(str(error).split())[:300] or type(error).__name__
     return ValueError(f"{where}: the config of {path} must be of a model of transformers, got: {cause}")
 
@@ -172,7 +172,7 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Compare names and shapes of the checkpoint with the model's, and check the values of scales.
 
     Raises:
-        ValueError: Naming the tensors.
+        ValueError: If they differ; the message names the tensors.
     """
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     found = checkpoint.dequantized
@@ -195,7 +195,7 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 class _WholeTensor:
-    """A tensor of the model, as checkpoints.fill takes it."""
+    """A whole tensor of the model: the Destination that checkpoints.fill loads."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.first_row = tensor, 0
@@ -214,10 +214,10 @@ def fill_model(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
 
     def put(name: str, module: nn.Linear, weights: list[LinearWeight | None]) -> None:
         assert weights[0] is not None
-        if install_weight(module, own(weights[0]), dtype):
+        if install_weight(module, owned_copy(weights[0]), dtype):
             quantized.append(name)
 
-    def places() -> dict[str, _WholeTensor]:
+    def destinations() -> dict[str, _WholeTensor]:
         found = checkpoint.dequantized
         for name, parameter in list(model.named_parameters()):
             if parameter.is_meta and name in found:
@@ -233,14 +233,14 @@ def fill_model(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
         for name, module in modules.items()
         if isinstance(module, nn.Linear)
     ]
-    for _ in fill(checkpoint, dtype, layers, places):
+    for _ in fill(checkpoint, dtype, layers, destinations):
         pass
     model.tie_weights()
     return quantized
 
 
-def own(weight: LinearWeight) -> LinearWeight:
-    """Return a weight in memory of its own: the file may go, and its pages are not aligned."""
+def owned_copy(weight: LinearWeight) -> LinearWeight:
+    """Copy a weight out of the mapped file, which may be closed and is not aligned."""
 
     def copied(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)

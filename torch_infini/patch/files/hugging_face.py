@@ -1,7 +1,7 @@
 """The quantizer with which transformers' from_pretrained opens a folder of save_patched with quantized weights.
 
-transformers finds it by the name "torch_infini" in config.json; importing this module registers it. It is imported
-while transformers itself is, so that the modules that load models are imported in functions.
+transformers finds it by the name "torch_infini" in config.json; importing this module registers it. This happens while
+transformers itself is imported, so that functions here import the modules that load models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class QuantizationConfig(QuantizationConfigMixin):
 
     Args:
         quantized: Format and group of each quantized layer, by its name.
-        dtype: Of activations and of all other weights.
+        dtype: The dtype of activations and of all other weights.
         only: As for patch_model.
         skip: As for patch_model.
     """

@@ -128,7 +128,7 @@ def finish(
 
 
 def check_size(model: nn.Module, header: Mapping[str, TensorInfo]) -> None:
-    """Check that the file has as many elements as the model, where names and shapes in it are transformers' own."""
+    """Check that the file has as many elements as the model; for files with transformers' own names and shapes."""
     wanted = sum({id(p): p.numel() for p in model.parameters()}.values())
     found = sum(math.prod(tensor.shape) for tensor in header.values())
     if wanted != found:
@@ -175,7 +175,7 @@ def fill(
         ValueError: With the names that are missing, unexpected, or of another shape or dtype.
     """
     wanted = all_tensors(model)
-    empty = {f"{name}.weight" for name in description.quantized}  # written for other readers
+    empty = {f"{name}.weight" for name in description.quantized}  # save.py explains them
     header = {name: stored for name, stored in header.items() if name not in empty or stored.shape != (0,)}
     source_of = stored_names(model, description, header)
     tensors = {
@@ -204,7 +204,7 @@ def fill(
 def stored_names(
     model: nn.Module, description: FolderDescription, header: Mapping[str, TensorInfo]
 ) -> Callable[[str], str]:
-    """Return a function from a tensor's name in the model to its name in the file, which has one of tied parameters."""
+    """Return a function from a tensor's name in the model to its name in the file; tied parameters share one."""
     if description.format == 1:
         return lambda name: description.aliases.get(name, name)
     stored: dict[int, str] = {}

@@ -19,7 +19,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from ...checkpoints import read_header, write_tensors
-from ..layers.quantized_linear import QuantizedLinear, is_own
+from ..layers.quantized_linear import QuantizedLinear, is_savable
 from ..shares import local
 from ..state import state_of
 from .folder import BUFFERS, DESCRIPTION, FORMAT, QUANTIZED, TENSORS, all_tensors, non_persistent_buffers, shown
@@ -52,7 +52,7 @@ def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
         if tensor.device.type == "meta":
             raise ValueError(f"torch_infini.save_patched: every tensor must be allocated, got {name} on meta")
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear) and not is_own(module):
+        if isinstance(module, QuantizedLinear) and not is_savable(module):
             raise ValueError(
                 "torch_infini.save_patched: quantized layers must be of patch_model(weights=...), got "
                 f"{name} of a checkpoint of another library: keep that checkpoint"
@@ -101,7 +101,7 @@ def state_to_write(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def write_quantized(model: PreTrainedModel, folder: Path, state: dict[str, Tensor], options: dict[str, Any]) -> None:
-    """Write what save_pretrained writes, and the quantizer's name in the config.
+    """Write the files of save_pretrained, with the quantizer's name in the config.
 
     Quantized layers get an empty `weight`: transformers without torch_infini only warns of an unknown quantizer and
     would continue with random weights, but it raises where shapes differ.

@@ -1,1 +1,1 @@
-"""Modules that take the place of a model's own: decoder layers, attention, MLPs, norms, linear layers."""
+"""The patched modules: decoder layers, attention, MLPs, norms, linear layers."""

@@ -32,11 +32,11 @@ from ..checks.probe import (
 from ..swap import PLAN, Parameters, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .cache import append, needs_grad, reserve, static_layer
 from .interface import attend
-from .linear import Product, fused_product, product_of, product_to_own
+from .linear import Product, fused_product, product_of, writable_product_of
 from .norm import RMSNorm, is_served, normalize_
-from .paged import CALLS, AttentionCaller, Scores
+from .paged import CURRENT, AttentionBackend, ScoreTerms
 from .sharded import ShardedLinear
-from .ways import Ways, known_ways, watch
+from .ways import Dispatch, cached_dispatch, guards_of
 
 rope_ = torch.ops.infini.rope_.default
 qkv_rope_cache = torch.ops.infini.qkv_rope_cache.default
@@ -51,14 +51,14 @@ NEUTRAL = {"output_attentions": False}
 
 
 class PositionEmbeddings(tuple[Tensor, Tensor]):
-    """(cos, sin) as in transformers, with duplicated halves, and what the layers need of them, computed once for all.
+    """(cos, sin) as in transformers, with duplicated halves, and values computed from them once for all layers.
 
     Attributes:
-        half: What rope needs.
-        tables: Of `tables_for`, behind what they were made for. Layers with equal caches share them.
+        half: The first halves, which rope reads.
+        tables: A key and the result of `tables_for`; layers with equal caches share them.
     """
 
-    # accelerate rebuilds tuples, and drops attributes.
+    # None if missing: accelerate rebuilds tuples without their attributes.
     half: tuple[Tensor, Tensor] | None = None
     tables: tuple[tuple[Any, ...], tuple[Tensor, ...]] | None = None
 
@@ -91,9 +91,9 @@ def causal_mask(length: int, total: int, dtype: torch.dtype = torch.float32) -> 
 
 
 def halves_of(result: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the halves of what a rotary embedding returned, if it is two real tensors of one shape.
+    """Return the halves of a rotary embedding's result; None unless it is two real tensors of equal shape.
 
-    Some return complex numbers.
+    Some embeddings return complex numbers.
     """
     if type(result) is not tuple or len(result) != 2:
         return None
@@ -138,12 +138,12 @@ class AttentionPlan(NamedTuple):
     """What an attention module computes.
 
     Attributes:
-        inputs: The layers that make q, k and v: three, or one fused.
+        inputs: The layers that compute q, k and v: three, or one fused.
         heads: Heads of q, and of k and v each.
         norms: The norms of q and k, or none.
-        norm_first: Whether they stand before the rotary embedding.
-        rope: The layout of pairs: "half" or "interleaved"; "" where positions are not embedded.
-        softcap: What the scores are capped by, 0 for nothing.
+        norm_first: Whether the norms come before the rotary embedding.
+        rope: The layout of pairs: "half" or "interleaved"; "" for no rotary embedding.
+        softcap: The cap of the scores; 0: none.
     """
 
     inputs: tuple[str, ...]
@@ -160,13 +160,13 @@ class AttentionPlan(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionWays(Ways):
-    """How an attention module computes what is in it.
+class AttentionDispatch(Dispatch):
+    """How an attention module computes its submodules.
 
     Attributes:
         norms_served: Whether the norms of q and k, if there are any, need not be called.
-        fused: Computes q, k and v in one tensor of this call's own, or returns None.
-        q_and_k: Compute them in tensors of this call's own.
+        fused: Computes q, k and v in one new tensor, or returns None.
+        q_and_k: Compute q and k in new tensors.
         v: Computes v.
         output: Computes o_proj.
     """
@@ -183,7 +183,7 @@ def columns(name: str, layer: Any, size: int) -> int | None:
     width: int | None = getattr(layer, "out_features", None)
     if not isinstance(layer, ShardedLinear) or width is None or not vars(layer)[PLAN].keeps_local:
         return width
-    ranks = vars(layer)[PLAN].ranks.size
+    ranks = vars(layer)[PLAN].tp_group.size
     if width % (ranks * size):
         raise Unsupported(f"the {width // size} heads of its {name} cannot be divided among {ranks} ranks")
     return width // ranks
@@ -348,34 +348,34 @@ class Attention(Patched):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        ways: AttentionWays | None = known_ways(self, hidden_states)
-        if ways is None or needs_grad(past_key_values):
+        dispatch: AttentionDispatch | None = cached_dispatch(self, hidden_states)
+        if dispatch is None or needs_grad(past_key_values):
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         x = dense_last(hidden_states)
-        return self.compute(ways, x, position_embeddings, attention_mask, past_key_values, **kwargs)
+        return self.compute(dispatch, x, position_embeddings, attention_mask, past_key_values, **kwargs)
 
-    def ask(self) -> AttentionWays:
-        """Determine the ways: `known_ways` keeps them."""
+    def make_dispatch(self) -> AttentionDispatch:
+        """Determine the dispatch, which `cached_dispatch` keeps."""
         plan: AttentionPlan = self.__dict__[PLAN]
         modules = self._modules
         names, norms = plan.inputs, plan.norms or ()
         inputs = [modules[name] for name in names]
         last = product_of(modules["o_proj"])
-        return AttentionWays(
+        return AttentionDispatch(
             modules,
-            tuple(watch(modules, (*names, *norms, "o_proj"))),
+            tuple(guards_of(modules, (*names, *norms, "o_proj"))),
             last is not None and all(product_of(module) is not None for module in inputs),
             all(is_served(modules[name]) for name in norms),
-            fused_product(inputs) if len(inputs) > 1 else product_to_own(inputs[0]),
-            # Norms and rope write q and k where they are.
-            tuple(product_to_own(module) for module in inputs[:2]),
+            fused_product(inputs) if len(inputs) > 1 else writable_product_of(inputs[0]),
+            # In new tensors, because norms and rope write to q and k.
+            tuple(writable_product_of(module) for module in inputs[:2]),
             product_of(inputs[-1]) or inputs[-1],
             last or modules["o_proj"],
         )
 
     def compute(
         self,
-        ways: AttentionWays,
+        dispatch: AttentionDispatch,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
@@ -383,8 +383,8 @@ class Attention(Patched):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute forward for a caller that has already ruled out a fallback, except for these arguments."""
-        # Whoever watches a norm of q and k sees the shape in which the original calls it.
-        served = ways.norms_served and not (self.training and getattr(self, "attention_dropout", False))
+        # Hooks on the norms of q and k must see the original's shapes.
+        served = dispatch.norms_served and not (self.training and getattr(self, "attention_dropout", False))
         for name, value in kwargs.items():
             if value is not None and name not in HARMLESS and value is not NEUTRAL.get(name):
                 served = False
@@ -394,10 +394,10 @@ class Attention(Patched):
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         plan: AttentionPlan = self.__dict__[PLAN]
         batch, length, _ = hidden_states.shape
-        fused = None if ways.fused is None else ways.fused(hidden_states)
-        caller = CALLS.caller
-        if caller is not None:
-            y = self.attend_for(caller, plan, ways, hidden_states, fused, position_embeddings, attention_mask)
+        fused = None if dispatch.fused is None else dispatch.fused(hidden_states)
+        backend = CURRENT.backend
+        if backend is not None:
+            y = self.attend_for(backend, plan, dispatch, hidden_states, fused, position_embeddings, attention_mask)
         else:
             written = None
             if fused is not None and past_key_values is not None and plan.rope and (plan.norm_first or not plan.norms):
@@ -405,18 +405,18 @@ class Attention(Patched):
             if written is not None:
                 q, k, v = written
             else:
-                q, k, v = self.project(plan, ways, hidden_states, fused, position_embeddings)
+                q, k, v = self.project(plan, dispatch, hidden_states, fused, position_embeddings)
                 if past_key_values is not None:
                     k, v = append(past_key_values, self.layer_idx, k, v)
             y = attend(q, k, v, attention_mask, self.scaling, self.is_causal, plan.softcap)
-        if not ways.closed:
-            ways = known_ways(self, hidden_states) or ways
-        return ways.output(y.view(batch, length, -1)), None
+        if not dispatch.closed:
+            dispatch = cached_dispatch(self, hidden_states) or dispatch
+        return dispatch.output(y.view(batch, length, -1)), None
 
     def project(
         self,
         plan: AttentionPlan,
-        ways: AttentionWays,
+        dispatch: AttentionDispatch,
         hidden_states: Tensor,
         fused: Tensor | None,
         position_embeddings: Any,
@@ -428,9 +428,9 @@ class Attention(Patched):
             fused = fused.view(shape)
             q, k, v = fused.split((q_heads, kv_heads, kv_heads), 2)
         else:
-            to_q, to_k = ways.q_and_k
+            to_q, to_k = dispatch.q_and_k
             q, k = to_q(hidden_states).view(shape), to_k(hidden_states).view(shape)
-            v = ways.v(hidden_states).view(shape)
+            v = dispatch.v(hidden_states).view(shape)
         if plan.norms and plan.norm_first:
             self.normalize_heads(q, k, plan.norms)
         if plan.rope:
@@ -441,25 +441,25 @@ class Attention(Patched):
 
     def attend_for(
         self,
-        caller: AttentionCaller,
+        backend: AttentionBackend,
         plan: AttentionPlan,
-        ways: AttentionWays,
+        dispatch: AttentionDispatch,
         hidden_states: Tensor,
         fused: Tensor | None,
         position_embeddings: Any,
         mask: Tensor | None,
     ) -> Tensor:
-        """Let a caller of the whole model compute attention; from the fused product in one pass where it can."""
-        scores = Scores(self.scaling, plan.softcap, None, self.is_causal)
-        if caller.fuses and mask is None and fused is not None and plan.rope and (plan.norm_first or not plan.norms):
+        """Let an AttentionBackend compute attention; from the fused product in one pass if it can."""
+        scores = ScoreTerms(self.scaling, plan.softcap, None, self.is_causal)
+        if backend.fuses and mask is None and fused is not None and plan.rope and (plan.norm_first or not plan.norms):
             if plan.norms:
                 q, k, _ = fused.unflatten(2, (-1, self.head_dim)).split(plan.qkv, 2)
                 self.normalize_heads(q, k, plan.norms)
             half = position_embeddings.half if type(position_embeddings) is PositionEmbeddings else None
             cos, sin = half or halves(position_embeddings)
-            return caller.attend_fused(self, fused, plan.heads[0], cos, sin, plan.rope == "interleaved", scores)
-        q, k, v = self.project(plan, ways, hidden_states, fused, position_embeddings)
-        return caller.attend(self, q, k, v, mask, scores)
+            return backend.attend_fused(self, fused, plan.heads[0], cos, sin, plan.rope == "interleaved", scores)
+        q, k, v = self.project(plan, dispatch, hidden_states, fused, position_embeddings)
+        return backend.attend(self, q, k, v, mask, scores)
 
     def rotate(self, plan: AttentionPlan, q: Tensor, k: Tensor, fused: Tensor | None, cos_and_sin: Any) -> None:
         """Apply the rotary embedding to q and k in place, in one call where they are adjacent in memory."""

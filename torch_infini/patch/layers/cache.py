@@ -69,7 +69,7 @@ def is_free_behind(part: Tensor | None, whole: Tensor) -> bool:
 def tensors_in(x: Tensor) -> int | None:
     """Count the tensors that share the memory of x; None where this torch cannot tell."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    return count and count(x.untyped_storage()._cdata) - 1  # the storage object made here is no tensor
+    return count and count(x.untyped_storage()._cdata) - 1  # less the storage object made here
 
 
 def static_layer(cache: Any, index: int, like: Tensor, batch: int, heads: int, size: int) -> StaticLayer | None:
@@ -119,7 +119,7 @@ def reserve(
 ) -> GrowableCache | None:
     """Return buffers with room for `length` more tokens; None where only the cache's own update applies.
 
-    That is for every layer but a DynamicLayer with the standard update. `like` has the dtype of the keys.
+    It does for every layer but a DynamicLayer with the standard update. `like` has the dtype of the keys.
     """
     if (
         not isinstance(cache, Cache)

@@ -1,6 +1,6 @@
-"""Layers that transformers has loaded in the format of compressed-tensors, taken over before it decompresses them.
+"""Takes over layers that transformers has loaded in the format of compressed-tensors, before it decompresses them.
 
-Its first forward would make every layer dense; quantized layers here compute with the integers as they are.
+The model's first forward would make every layer dense; quantized layers here compute with the stored integers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def compressed_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     """Return the layers of a model that are still compressed, by name; none in other models.
 
     Raises:
-        ValueError, NotImplementedError: As open_checkpoint, for a config that is not served.
+        ValueError, NotImplementedError: As open_checkpoint, for a config that is not supported.
     """
     holder = next((module for module in model.modules() if _HOOK in vars(module)), None)
     config = getattr(getattr(holder, "config", None), "quantization_config", None)
@@ -32,7 +32,7 @@ def compressed_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     entry: Any = config if isinstance(config, dict) else config.to_dict()
     if getattr(entry.get("quant_method"), "value", entry.get("quant_method")) != _METHOD:
         return {}
-    # The class of transformers has the names of the file under this entry, if it has not them itself.
+    # transformers' class may hold the fields of the file under this entry.
     entry = {**entry, **(entry.get("quantization_config") or {}), "quant_method": _METHOD}
     tensors = {
         name: TensorInfo(parameter.dtype, tuple(parameter.shape))
@@ -45,10 +45,10 @@ def compressed_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
 
 
 def take_over(model: nn.Module, layers: dict[str, QuantizedLayer]) -> list[str]:
-    """Turn compressed layers into quantized ones; return the names of those that have integers.
+    """Turn compressed layers into quantized or dense ones; return the names of the quantized layers.
 
     Raises:
-        ValueError: For scales that are not finite; no layer is changed then.
+        ValueError: For scales that are not finite; then no layer is changed.
     """
     if not layers:
         return []

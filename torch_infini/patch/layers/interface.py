@@ -50,7 +50,7 @@ def attention_with_weights(
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over [B, H, S, D] in plain torch and return the weights, which the kernel never stores.
 
-    sinks: [H], a score of each head that takes part in the softmax and has no value.
+    `sinks` [H] are scores that take part in each head's softmax and have no value.
     """
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
     if mask is None and causal and length > 1:
@@ -106,7 +106,7 @@ def attention_forward(
 def register() -> None:
     """Register "infini" with transformers: both functions, because without the second every mask would be None.
 
-    And PAGED_NAME, whose caller knows without a mask which keys a query sees.
+    Also PAGED_NAME, without a mask function: its backend knows which keys a query sees.
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checks.conditions import dense_last, unsupported_placement, unwatched
+from ..checks.conditions import dense_last, unhooked, unsupported_placement
 from ..checks.probe import HALF, LENGTHS, SIZES, WIDTH, norm_probe, probe_module, random, tokens, with_nan
 from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
-from .attention import Attention, AttentionWays, causal_mask
+from .attention import Attention, AttentionDispatch, causal_mask
 from .cache import needs_grad
-from .mlp import GatedMLP, MLPWays
+from .mlp import GatedMLP, MLPDispatch
 from .norm import (
     HANDOVER,
     NormTerms,
@@ -28,7 +28,7 @@ from .norm import (
     normalize,
     terms_of,
 )
-from .ways import Ways, known_ways, watch
+from .ways import Dispatch, cached_dispatch, guards_of
 
 
 class Layout(NamedTuple):
@@ -63,22 +63,22 @@ class LayerPlan(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LayerWays(Ways):
-    """How a layer computes what is in it.
+class LayerDispatch(Dispatch):
+    """How a layer computes its submodules.
 
     Attributes:
         norms_served: Whether norms and dropouts need not be called; else the original forward runs.
-        dropouts: They do nothing outside of training.
-        attention: How self_attn does, None where it has to be called.
-        mlp: The same.
-        second: The norm before the MLP, if there is one, for a sum and its norm in one op.
-        following: The norm that the result goes to; None where there is none that may be computed here.
+        dropouts: The layer's dropouts, which do nothing outside of training.
+        attention: The dispatch of self_attn; None if it has to be called.
+        mlp: The dispatch of mlp; None if it has to be called.
+        second: The norm before the MLP, if there is one, to be fused with the residual addition.
+        following: The norm of the layer's result; None if there is none that may be computed here.
     """
 
     norms_served: bool
     dropouts: tuple[Any, ...]
-    attention: AttentionWays | None
-    mlp: MLPWays | None
+    attention: AttentionDispatch | None
+    mlp: MLPDispatch | None
     second: NormTerms | None
     following: NormTerms | None
 
@@ -171,12 +171,12 @@ class DecoderLayer(Patched):
         (first, attended_by, second, last), multiplier, _ = self.__dict__[PLAN]
         compiling = torch.compiler.is_compiling()
         handed = HANDOVER
-        if not compiling and self._forward_pre_hooks:  # which may have written to the norm
+        if not compiling and self._forward_pre_hooks:  # they may have written to the norm
             handed.result = handed.normed = None
-        ways: LayerWays | None = known_ways(self, hidden_states)
-        if args or ways is None or (torch.is_grad_enabled() and needs_grad(kwargs.get("past_key_values"))):
+        dispatch: LayerDispatch | None = cached_dispatch(self, hidden_states)
+        if args or dispatch is None or (torch.is_grad_enabled() and needs_grad(kwargs.get("past_key_values"))):
             return super().forward(hidden_states, *args, **kwargs)
-        if not ways.norms_served or (self.training and any(dropout.p for dropout in ways.dropouts)):
+        if not dispatch.norms_served or (self.training and any(dropout.p for dropout in dispatch.dropouts)):
             return super().forward(hidden_states, *args, **kwargs)
         x = hidden_states = hidden_states if hidden_states.is_contiguous() else dense_last(hidden_states)
         if first is not None:
@@ -191,29 +191,29 @@ class DecoderLayer(Patched):
                 x, handed.result, handed.normed = handed.normed, None, None
             else:
                 x = normalize(hidden_states, norm)
-        if ways.attention is None:
+        if dispatch.attention is None:
             x, _ = modules["self_attn"](hidden_states=x, **kwargs)
         else:
-            x, _ = modules["self_attn"].compute(ways.attention, x, **kwargs)
-        if not ways.closed:
-            ways = known_ways(self, x) or ways
+            x, _ = modules["self_attn"].compute(dispatch.attention, x, **kwargs)
+        if not dispatch.closed:
+            dispatch = cached_dispatch(self, x) or dispatch
         if attended_by is not None:
             x = normalize(x, modules[attended_by])
         if multiplier != 1:
             x = x * multiplier
-        if ways.second is not None:
-            weights, own, eps, rounding = ways.second
+        if dispatch.second is not None:
+            weights, own, eps, rounding = dispatch.second
             x, stream = add_rms_norm(x, hidden_states, weights["weight"], own[eps], rounding)
         else:
             x = stream = hidden_states + x
-        x = modules["mlp"](x) if ways.mlp is None else modules["mlp"].compute(ways.mlp, x)
-        if not ways.closed:
-            ways = known_ways(self, x) or ways
+        x = modules["mlp"](x) if dispatch.mlp is None else modules["mlp"].compute(dispatch.mlp, x)
+        if not dispatch.closed:
+            dispatch = cached_dispatch(self, x) or dispatch
         if last is not None:
             x = normalize(x, modules[last])
         if multiplier != 1:
             x = x * multiplier
-        following = ways.following
+        following = dispatch.following
         if compiling or self._forward_hooks or following is None or not handed.calls or stream.is_inference():
             # Without a norm before the MLP, the stream was its input, which hooks may keep.
             return stream.add_(x) if second is not None else stream + x
@@ -223,31 +223,31 @@ class DecoderLayer(Patched):
         handed.result, handed.normed, handed.version = result, normed, result._version
         return result
 
-    def ask(self) -> LayerWays:
-        """Determine the ways: `known_ways` keeps them."""
+    def make_dispatch(self) -> LayerDispatch:
+        """Determine the dispatch, which `cached_dispatch` keeps."""
         plan: LayerPlan = self.__dict__[PLAN]
         modules = self._modules
         norms = [name for name in plan.layout if name is not None]
         attention, mlp = modules["self_attn"], modules["mlp"]
-        # A module that is patched and that nobody watches is computed without a call.
-        attention_ways = attention.ask() if computes(attention, Attention) else None
-        mlp_ways = mlp.ask() if computes(mlp, GatedMLP) else None
+        # Patched modules without hooks are computed without a module call.
+        attention_dispatch = attention.make_dispatch() if computes(attention, Attention) else None
+        mlp_dispatch = mlp.make_dispatch() if computes(mlp, GatedMLP) else None
         (following,) = self.__dict__.get(NEXT, (None,))
         after = {"": following} if following is not None else {}
-        inside = [ways for ways in (attention_ways, mlp_ways) if ways is not None]
+        inside = [dispatch for dispatch in (attention_dispatch, mlp_dispatch) if dispatch is not None]
         dropouts = [modules[name] for name in plan.dropouts]
-        return LayerWays(
+        return LayerDispatch(
             modules,
             (
-                *watch(modules, ("self_attn", "mlp", *norms, *plan.dropouts)),
-                *watch(after, after),
-                *(watched for ways in inside for watched in ways.watched),
+                *guards_of(modules, ("self_attn", "mlp", *norms, *plan.dropouts)),
+                *guards_of(after, after),
+                *(guard for dispatch in inside for guard in dispatch.guards),
             ),
-            len(inside) == 2 and all(ways.closed for ways in inside),
-            all(is_served(modules[name]) for name in norms) and all(unwatched(dropout) for dropout in dropouts),
+            len(inside) == 2 and all(dispatch.closed for dispatch in inside),
+            all(is_served(modules[name]) for name in norms) and all(unhooked(dropout) for dropout in dropouts),
             tuple(dropouts),
-            attention_ways,
-            mlp_ways,
+            attention_dispatch,
+            mlp_dispatch,
             terms_of(modules[plan.layout.before_mlp]) if plan.layout.before_mlp else None,
             terms_of(following) if is_served(following) else None,
         )
@@ -255,7 +255,7 @@ class DecoderLayer(Patched):
 
 def computes(module: Any, patch: type[Attention | GatedMLP]) -> bool:
     """Return whether a module in a layer without fallback need not be called, because its `compute` does the same."""
-    return type(module).forward is patch.forward and unwatched(module)
+    return type(module).forward is patch.forward and unhooked(module)
 
 
 def link(layers: Sequence[nn.Module], norm: nn.Module) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checks.conditions import dense_last, is_plain, needs_fallback, unsupported_weights, unwatched
-from ..shares import Share, local
+from ..checks.conditions import dense_last, is_plain, needs_fallback, unhooked, unsupported_weights
+from ..shares import LinearShard, local
 from ..swap import PLAN, Patched, Unsupported
 from .quantized_linear import FUSED, FusedLinear, QuantizedLinear
 from .sharded import ShardedLinear
@@ -21,24 +21,24 @@ Product = Callable[[Tensor], Tensor]
 
 
 def product_of(module: Any) -> Product | None:
-    """Return what computes a linear layer without calling it; None for a layer with hooks or of another class."""
+    """Return a function that computes a linear layer without calling it; None with hooks or for another class."""
     if is_plain(module):
-        own = module._parameters  # what is in it may change
+        own = module._parameters  # the dict, because parameters may be replaced
         return lambda x: linear(x, own["weight"], own["bias"])
-    if type(module).forward in (QuantizedLinear.forward, ShardedLinear.forward) and unwatched(module):
+    if type(module).forward in (QuantizedLinear.forward, ShardedLinear.forward) and unhooked(module):
         product: Product = module.product
         return product
     return None
 
 
-def product_to_own(module: Any) -> Product:
-    """Return what computes a linear layer into memory that no hook has seen and the caller may write."""
+def writable_product_of(module: Any) -> Product:
+    """Return a function that computes a linear layer into memory that no hook has seen and the caller may write."""
     product = product_of(module)
     return product or (lambda x: module(x).clone(memory_format=torch.contiguous_format))
 
 
 def fused_product(modules: Sequence[Any]) -> Callable[[Tensor], Tensor | None] | None:
-    """Return what computes two or three linear layers of one input, concatenated by columns; None if nothing does.
+    """Return a function that computes two or three linear layers of one input, concatenated by columns, or None.
 
     They must be plain, column-parallel shards, or quantized alike. Weights are not copied.
     """
@@ -52,24 +52,24 @@ def fused_product(modules: Sequence[Any]) -> Callable[[Tensor], Tensor | None] |
             return lambda x: fused_linear(x, a["weight"], b["weight"], None, a["bias"], b["bias"])
         a, b, c = own
         return lambda x: fused_linear(x, a["weight"], b["weight"], c["weight"], a["bias"], b["bias"], c["bias"])
-    if all(is_plain(module) or multiplies_apart(module) for module in modules):
+    if all(is_plain(module) or is_column_parallel(module) for module in modules):
         return lambda x: product_of_shards(x, own)
     return None
 
 
 def product_of_shards(x: Tensor, own: Sequence[dict[str, Any]]) -> Tensor:
-    """Compute the same with this rank's rows of each weight."""
+    """Compute the concatenated products of this rank's rows of each weight."""
     weights, biases = ([local(part[name]) for part in own] for name in ("weight", "bias"))
     absent = [None] * (3 - len(own))
     return fused_linear(x, *weights, *absent, *biases, *absent)
 
 
-def multiplies_apart(module: nn.Module) -> bool:
+def is_column_parallel(module: nn.Module) -> bool:
     """Return whether the layer is sharded and each rank keeps its own columns."""
-    if type(module).forward is not ShardedLinear.forward or not unwatched(module):
+    if type(module).forward is not ShardedLinear.forward or not unhooked(module):
         return False
-    share: Share = module.__dict__[PLAN]
-    return share.keeps_local
+    shard: LinearShard = module.__dict__[PLAN]
+    return shard.keeps_local
 
 
 class Linear(Patched):

@@ -13,7 +13,7 @@ from .norm import HANDOVER
 
 
 class Loop(Patched):
-    """The original forward, which calls the layers one after another, and then the last norm."""
+    """A decoder with its original forward, which calls the layers one after another, and then the last norm."""
 
     infini_ops = ""  # it calls no op itself
 
@@ -21,7 +21,7 @@ class Loop(Patched):
         super().__init_subclass__()
         if "infini_original" not in vars(cls):
             return
-        original = cls.infini_original  # whose forward may be replaced later, as Liger-Kernel does
+        original = cls.infini_original  # its forward may be replaced later, as Liger-Kernel does
 
         @functools.wraps(original.forward)  # transformers and Trainer read the signature
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

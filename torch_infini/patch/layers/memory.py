@@ -38,14 +38,14 @@ def use_large_pages(model: nn.Module) -> None:
 
 
 def move(tensors: Iterable[Tensor]) -> None:
-    """Give tensors new memory, in large pages; what they had is freed one after the other, unless others hold it."""
+    """Move tensors to new memory in large pages; the old memory is freed tensor by tensor, unless it is shared."""
     ours: list[Tensor] = []
     others: list[Tensor] = []
     for tensor in tensors:
         (ours if tensor.device.type == "cpu" else others).append(tensor)
     for tensor, place in zip(ours, allocate_like(ours), strict=True):
         tensor.data = place.copy_(tensor.data)
-    for tensor in others:  # of a device whose memory is the CPU's
+    for tensor in others:  # on another device whose memory is the CPU's
         tensor.data = allocate(*tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor.data)
 
 

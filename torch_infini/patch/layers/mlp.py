@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from ..checks.conditions import dense_last, unsupported_weights, unwatched
+from ..checks.conditions import dense_last, unhooked, unsupported_weights
 from ..checks.probe import (
     HALF,
     LENGTHS,
@@ -26,7 +26,7 @@ from ..checks.probe import (
 )
 from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
 from .linear import Product, fused_product, product_of
-from .ways import Ways, known_ways, watch
+from .ways import Dispatch, cached_dispatch, guards_of
 
 ACTIVATION_NAMES = ("act_fn", "activation_fn")
 # Activation classes, and the op that computes act(gate) * up.
@@ -38,13 +38,13 @@ GATES: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class MLPWays(Ways):
-    """How a gated MLP computes what is in it.
+class MLPDispatch(Dispatch):
+    """How a gated MLP computes its submodules.
 
     Attributes:
-        gated: The op for act(gate) * up; None where the activation has to be called.
+        gated: The op for act(gate) * up; None if the activation has to be called.
         fused: Computes gate and up in one tensor, or returns None.
-        inputs: Compute them, each by itself.
+        inputs: Compute gate and up, each by itself.
         down: Computes down_proj.
     """
 
@@ -123,35 +123,35 @@ class GatedMLP(Patched):
         yield call("for hidden states with NaN", with_nan(few))
 
     def forward(self, x: Tensor) -> Tensor:
-        ways: MLPWays | None = known_ways(self, x)
-        return super().forward(x) if ways is None else self.compute(ways, dense_last(x))
+        dispatch: MLPDispatch | None = cached_dispatch(self, x)
+        return super().forward(x) if dispatch is None else self.compute(dispatch, dense_last(x))
 
-    def ask(self) -> MLPWays:
-        """Determine the ways: `known_ways` keeps them."""
+    def make_dispatch(self) -> MLPDispatch:
+        """Determine the dispatch, which `cached_dispatch` keeps."""
         plan: MLPPlan = self.__dict__["_infini_plan"]
         modules = self._modules
         act, inputs = modules[plan.activation], [modules[name] for name in plan.inputs]
         products = [product_of(module) for module in inputs]
         last = product_of(modules["down_proj"])
-        return MLPWays(
+        return MLPDispatch(
             modules,
-            tuple(watch(modules, (*plan.inputs, plan.activation, "down_proj"))),
+            tuple(guards_of(modules, (*plan.inputs, plan.activation, "down_proj"))),
             None not in products and last is not None,
-            GATES.get(type(act)) if unwatched(act) else None,
+            GATES.get(type(act)) if unhooked(act) else None,
             fused_product(inputs) if len(inputs) > 1 else products[0] or inputs[0],
             tuple(product or module for product, module in zip(products, inputs, strict=True)),
             last or modules["down_proj"],
         )
 
-    def compute(self, ways: MLPWays, x: Tensor) -> Tensor:
+    def compute(self, dispatch: MLPDispatch, x: Tensor) -> Tensor:
         """Compute forward for a caller that has already ruled out a fallback."""
-        gated = ways.gated
+        gated = dispatch.gated
         if gated is None:
             return super().forward(x)
-        both = None if ways.fused is None else ways.fused(x)
+        both = None if dispatch.fused is None else dispatch.fused(x)
         if both is not None:
             y = gated(both)
         else:
-            gate, up = ways.inputs
+            gate, up = dispatch.inputs
             y = gated(gate(x), up(x))
-        return (ways if ways.closed else known_ways(self, x) or ways).down(y)
+        return (dispatch if dispatch.closed else cached_dispatch(self, x) or dispatch).down(y)

@@ -12,13 +12,13 @@ from ..swap import PLAN, Patched
 from .interface import NAME
 from .quantized_linear import QuantizedLinear
 
-IMPLEMENTATION = "_attn_implementation_internal"  # where a config of transformers keeps the attention's name
+IMPLEMENTATION = "_attn_implementation_internal"  # attribute of a config of transformers: the attention's name
 
 
 if TYPE_CHECKING:
 
     class Original(Patched, GenerationMixin, PreTrainedModel):
-        """The patched class has the methods of a model of transformers behind Patched's own."""
+        """A patched class also has the methods of a model of transformers."""
 
 else:
     Original = Patched
@@ -34,9 +34,9 @@ class Model(Original):
         return [vars(module.config).get(IMPLEMENTATION)]
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Run continuous batching, which knows attention implementations by name only, with the original one.
+        """Run continuous batching with the original attention implementation, because it accepts only known names.
 
-        Only attention falls back for that, as for any unknown keyword argument.
+        Only attention falls back then, as for any unknown keyword argument.
         """
         served = self.config._attn_implementation == NAME
         if served:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.rms_norm import ROUNDINGS
-from ..checks.conditions import dense_last, needs_fallback, unsupported_weights, unwatched
+from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_weights
 from ..checks.probe import LENGTHS, SIZES, call_with, norm_probe, random, tokens, weight_of, with_nan
 from ..parallel_forward import FORWARD
 from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
@@ -54,7 +54,7 @@ def normalize_(x: Tensor, module: nn.Module) -> None:
 
 
 class NormTerms(NamedTuple):
-    """Where a patched norm keeps its weight and its eps, for a caller that adds and normalizes without another call."""
+    """The dicts with a patched norm's weight and eps, for a caller that adds and normalizes without a module call."""
 
     parameters: dict[str, Any]
     own: dict[str, Any]
@@ -69,21 +69,21 @@ def terms_of(module: nn.Module) -> NormTerms:
 
 def is_served(module: nn.Module | None) -> bool:
     """Return whether the module is a patched norm that may be computed without calling it."""
-    return module is not None and type(module).forward is RMSNorm.forward and unwatched(module)
+    return module is not None and type(module).forward is RMSNorm.forward and unhooked(module)
 
 
 class _Handover(threading.local):
-    """What a layer hands to the module after it, within a call of their decoder on this thread (loop.py).
+    """A layer's result with the next norm already applied, for the module after it in a decoder's forward (loop.py).
 
-    Outside of such a call anything may happen between two modules: weights change, hooks come, tensors are written.
-    No inference tensor is handed, because a write to one would not be noticed.
+    Outside of that forward anything may happen between two modules: weights change, hooks are added, tensors are
+    written. Inference tensors are not handed over, because a write to one would not be noticed.
 
     Attributes:
-        calls: Of decoders that this thread is in, one inside another.
-        result: The layer's result, None where nothing is handed.
-        norm: Which normalizes it next.
-        normed: What that gives.
-        version: Of the result when it was handed.
+        calls: The depth of nested decoder forwards on this thread.
+        result: The layer's result; None if nothing is handed over.
+        norm: The norm that follows.
+        normed: The normalized result.
+        version: The result's version counter at that time.
     """
 
     calls = 0

@@ -1,7 +1,7 @@
-"""Attention by a caller of the whole model: while one is set, attention modules of its thread hand q, k and v to it.
+"""AttentionBackend: while one is set, the attention modules of its thread pass q, k and v to it.
 
-So that the engine computes a model of transformers over its paged cache (paged/). Patched modules call it themselves,
-others by the attention implementation PAGED_NAME.
+The engine thus computes a model of transformers over its paged cache (paged/). Patched modules call the backend
+themselves, others by the attention implementation PAGED_NAME.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 PAGED_NAME = "infini_paged"
 
 
-class Scores(NamedTuple):
-    """How an attention module makes probabilities of q and k, beside the mask.
+class ScoreTerms(NamedTuple):
+    """How an attention module computes scores, besides the mask.
 
     Attributes:
         scale: Factor of q k^T.
-        softcap: The scores s become softcap * tanh(s / softcap); 0: they stay.
-        sinks: [H], a score of each head that takes part in the softmax and has no value; None: there are none.
-        causal: Whether a query sees no later key where there is no mask.
+        softcap: The scores s become softcap * tanh(s / softcap); 0: no cap.
+        sinks: [H], scores that take part in each head's softmax and have no value; None: there are none.
+        causal: Whether, without a mask, a query sees no later key.
     """
 
     scale: float
@@ -30,8 +30,8 @@ class Scores(NamedTuple):
     causal: bool = True
 
 
-class AttentionCaller(Protocol):
-    """What computes the attention of a model's modules.
+class AttentionBackend(Protocol):
+    """Computes attention for the modules of a model.
 
     Attributes:
         fuses: Whether attend_fused may be called.
@@ -39,22 +39,31 @@ class AttentionCaller(Protocol):
 
     fuses: bool
 
-    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: ScoreTerms
+    ) -> Tensor:
         """Compute attention of new tokens.
 
         Args:
-            module: The attention module, by which the caller knows its cache.
+            module: The attention module, which determines the layer of the cache.
             q: [B, S, H, D], rotated.
             k, v: [B, S, Hkv, D]; v may be narrower.
-            mask: What the module was given.
-            scores: How it makes probabilities.
+            mask: The module's mask.
+            scores: How the module computes scores.
 
         Returns:
             [B, S, H, columns of v].
         """
 
     def attend_fused(
-        self, module: nn.Module, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, interleaved: bool, scores: Scores
+        self,
+        module: nn.Module,
+        qkv: Tensor,
+        heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        interleaved: bool,
+        scores: ScoreTerms,
     ) -> Tensor:
         """Rotate the new tokens' q and k, and compute attention as attend.
 
@@ -71,11 +80,11 @@ class AttentionCaller(Protocol):
         """
 
 
-class _Calls(threading.local):
-    caller: AttentionCaller | None = None
+class _CurrentBackend(threading.local):
+    backend: AttentionBackend | None = None
 
 
-CALLS = _Calls()
+CURRENT = _CurrentBackend()
 
 
 def paged_attention_forward(
@@ -89,23 +98,23 @@ def paged_attention_forward(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function of transformers for PAGED_NAME: the caller of the thread computes it.
+    """Attention function of transformers for PAGED_NAME: the thread's backend computes it.
 
     Raises:
         RuntimeError: Outside of a call by the engine.
-        NotImplementedError: For terms of the scores that no caller knows.
+        NotImplementedError: For terms of the scores that no backend supports.
     """
-    caller = CALLS.caller
-    if caller is None:
+    backend = CURRENT.backend
+    if backend is None:
         raise RuntimeError(
-            f"torch_infini: attn_implementation {PAGED_NAME!r} must be used by torch_infini.LLM alone, got a call of "
-            "another caller (use 'infini')"
+            f"torch_infini: attn_implementation {PAGED_NAME!r} must be used by torch_infini.LLM alone, got a call from "
+            "elsewhere (use 'infini')"
         )
     for name in ("position_bias", "relative_position_bias", "alibi"):
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"its attention adds a bias to the scores ({name})")
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    scores = Scores(scale, kwargs.get("softcap") or 0.0, kwargs.get("s_aux"), causal)
+    scores = ScoreTerms(scale, kwargs.get("softcap") or 0.0, kwargs.get("s_aux"), causal)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    return caller.attend(module, q, k, v, attention_mask, scores), None
+    return backend.attend(module, q, k, v, attention_mask, scores), None

@@ -13,30 +13,30 @@ from torch import Tensor, nn
 
 from ...checkpoints import LinearWeight
 from ...weights import FORMATS, Integers, best
-from ..checks.conditions import dense_last, needs_fallback, unsupported_weights, unwatched
+from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_weights
 from ..decoder import Decoder
-from ..shares import Share, local
+from ..shares import LinearShard, local
 from ..swap import PLAN, Patched, Unsupported, restore, swap
 from .sharded import ShardedLinear
 
 FUSED = "_infini_fused"  # attribute of the first of several layers with one product: their FusedLinear
-WRITTEN = (
+WRITE_ERROR = (
     "torch_infini: the weight of a layer with integer weights must not be written to: merge adapters before "
     "patch_model(weights=...)"
 )
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
-COLUMNS = "weight_columns"  # the order in which act-order's weight takes the columns of x
-OF_FORMAT = {"weight": INTEGERS, "scales": SCALES, "zeros": ZEROS}  # the buffers of Integers' fields
-NAMES = (*OF_FORMAT.values(), COLUMNS)
+COLUMNS = "weight_columns"  # with act-order: the column of x for each column of the weight
+BUFFER_NAMES = {"weight": INTEGERS, "scales": SCALES, "zeros": ZEROS}  # the buffers of Integers' fields
+NAMES = (*BUFFER_NAMES.values(), COLUMNS)
 
 
 class WeightPlan(NamedTuple):
-    """Storage of a weight: one of torch_infini.weights, with a size of groups where it has several."""
+    """How a weight is stored: a format of torch_infini.weights, and the size of its groups where it has several."""
 
     format: str
     group: int
     dtype: torch.dtype  # of the original weight, and of the layer's input and output
-    share: Share | None = None  # of a sharded layer, whose integers are this rank's
+    shard: LinearShard | None = None  # of a sharded layer, which has this rank's integers
 
 
 def version_of(x: Tensor) -> int | None:
@@ -45,7 +45,7 @@ def version_of(x: Tensor) -> int | None:
 
 
 class ReadOnly(Tensor):
-    """A dequantized weight. Writes, as by merging an adapter, would be lost and raise; results are plain tensors."""
+    """A dequantized weight. Writes, as by merging an adapter, raise because they would be lost; results are plain."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,7 +54,7 @@ class ReadOnly(Tensor):
             before = [version_of(x) for x in weights]
             result = func(*args, **(kwargs or {}))
             if before != [version_of(x) for x in weights]:
-                raise ValueError(WRITTEN)
+                raise ValueError(WRITE_ERROR)
         return result
 
     @property
@@ -63,7 +63,7 @@ class ReadOnly(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        raise ValueError(WRITTEN)
+        raise ValueError(WRITE_ERROR)
 
 
 class QuantizedLinear(Patched):
@@ -77,26 +77,26 @@ class QuantizedLinear(Patched):
     @classmethod
     def ops(cls, plan: WeightPlan) -> str:
         op = FORMATS[plan.format].op or f"linear_{plan.format}"
-        return op if plan.share is None else f"{op}{plan.share.collective}"
+        return op if plan.shard is None else f"{op}{plan.shard.collective}"
 
     @classmethod
     def plans(cls, module: nn.Module, format: str = "int8") -> Sequence[Any]:
         if getattr(module, "infini_original", type(module)) is not nn.Linear:
             raise Unsupported(f"it is a {type(module).__name__}, not a torch.nn.Linear")
-        share: Share | None = vars(module)[PLAN] if isinstance(module, ShardedLinear) else None
-        if share is None and (reason := unsupported_weights(module)):
+        shard: LinearShard | None = vars(module)[PLAN] if isinstance(module, ShardedLinear) else None
+        if shard is None and (reason := unsupported_weights(module)):
             raise Unsupported(reason)
         assert isinstance(module, nn.Linear)
         if not local(module.weight).isfinite().all():
             raise Unsupported("its weight contains infinity or NaN, which cannot be quantized")
         dtype = module.weight.dtype
-        kind, k = best(format, local(module.weight).device), columns_of(module, share)
+        kind, k = best(format, local(module.weight).device), columns_of(module, shard)
         try:
             group = kind.group(k)
         except ValueError as error:
-            ranks = f" of each of {share.ranks.size} ranks" if share is not None and share.row_parallel else ""
+            ranks = f" of each of {shard.tp_group.size} ranks" if shard is not None and shard.row_parallel else ""
             raise Unsupported(f"its rows{ranks} must {error}, got {k}") from None
-        return [WeightPlan(kind.name, group, dtype, share)]
+        return [WeightPlan(kind.name, group, dtype, shard)]
 
     @property
     def weight(self) -> Tensor:
@@ -106,7 +106,7 @@ class QuantizedLinear(Patched):
         """
         plan: WeightPlan = vars(self)[PLAN]
         integers = integers_of(self._buffers)
-        rows, k = integers.scales.shape[0], columns_of(self, plan.share)
+        rows, k = integers.scales.shape[0], columns_of(self, plan.shard)
         weight = FORMATS[plan.format].dequantize(integers, 0, rows, k, plan.dtype)
         columns = self._buffers.get(COLUMNS)
         if columns is not None:
@@ -116,7 +116,7 @@ class QuantizedLinear(Patched):
     def forward(self, input: Tensor) -> Tensor:
         if not needs_fallback(self, input):
             return self.product(dense_last(input))
-        if vars(self)[PLAN].share is None:  # to a gradient of the input
+        if vars(self)[PLAN].shard is None:  # this has a gradient of the input
             return nn.functional.linear(input, self.weight, self.bias)
         dtype, gradients = str(input.dtype).removeprefix("torch."), "on" if torch.is_grad_enabled() else "off"
         raise RuntimeError(
@@ -131,10 +131,10 @@ class QuantizedLinear(Patched):
         integers, columns = integers_of(self._buffers), self._buffers.get(COLUMNS)
         if columns is not None:
             x = x.index_select(-1, columns)
-        if plan.share is None:
+        if plan.shard is None:
             return product(plan.format, x, integers, self._parameters["bias"])
         bias = local(self._parameters["bias"])
-        return plan.share.apply(x, lambda x, bias: product(plan.format, x, integers, bias), bias)
+        return plan.shard.apply(x, lambda x, bias: product(plan.format, x, integers, bias), bias)
 
     @property
     def plan(self) -> WeightPlan:
@@ -142,9 +142,9 @@ class QuantizedLinear(Patched):
         return plan
 
     @property
-    def numbers(self) -> int:
-        """How many weights are quantized here."""
-        return integers_of(self._buffers).scales.shape[0] * columns_of(self, self.plan.share)
+    def weight_count(self) -> int:
+        """The number of quantized weights on this rank."""
+        return integers_of(self._buffers).scales.shape[0] * columns_of(self, self.plan.shard)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         """Implement `to`: scales move to another device, but keep their precision."""
@@ -183,10 +183,10 @@ def integers_of(buffers: Mapping[str, Tensor | None]) -> Integers:
     return Integers(weight, scales, buffers.get(ZEROS))
 
 
-def columns_of(module: nn.Module, share: Share | None) -> int:
-    """Return the columns of a layer's weight, in a sharded layer those of this rank."""
+def columns_of(module: nn.Module, shard: LinearShard | None) -> int:
+    """Return the number of columns of a layer's weight; in a sharded layer, of this rank's shard."""
     columns: int = module.in_features  # type: ignore[assignment]
-    return columns // share.ranks.size if share is not None and share.row_parallel else columns
+    return columns // shard.tp_group.size if shard is not None and shard.row_parallel else columns
 
 
 def product(format: str, x: Tensor, integers: Integers, bias: Tensor | None) -> Tensor:
@@ -197,8 +197,8 @@ def product(format: str, x: Tensor, integers: Integers, bias: Tensor | None) -> 
 class FusedLinear:
     """Several quantized layers with one input: their weights are concatenated, and one product computes all of them.
 
-    Each layer's own buffers are views of its rows. Where they no longer are (after loading, conversion, unpickling),
-    the next product concatenates them again.
+    Each layer's own buffers are views of its rows. If they no longer are (after loading, conversion, unpickling), the
+    next product concatenates them again.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -210,8 +210,8 @@ class FusedLinear:
         return {"modules": self.modules, "parts": [], "whole": {}}  # the layers' own buffers are pickled with them
 
     def consists_of(self, modules: Sequence[nn.Module]) -> bool:
-        """Return whether these are the layers and nobody watches them; release the memory if not."""
-        same = all(module is own and unwatched(module) for module, own in zip(modules, self.modules, strict=True))
+        """Return whether these are the layers, without hooks; release the memory if not."""
+        same = all(module is own and unhooked(module) for module, own in zip(modules, self.modules, strict=True))
         if not same:
             self.release()  # accelerate's hooks, for example, move the layers' buffers
         return same
@@ -244,7 +244,7 @@ class FusedLinear:
         if len(modules) < len(self.modules) or any(module.bias is not None for module in modules):
             return False
         plans = {module.plan for module in modules}
-        if len(plans) > 1 or any(plan.share is not None and not plan.share.keeps_local for plan in plans):
+        if len(plans) > 1 or any(plan.shard is not None and not plan.shard.keeps_local for plan in plans):
             return False
         kinds = {tuple((name, b.dtype) for name in NAMES if (b := m._buffers.get(name)) is not None) for m in modules}
         if len(kinds) > 1 or COLUMNS in modules[0]._buffers:
@@ -252,7 +252,7 @@ class FusedLinear:
         panel = FORMATS[modules[0].plan.format].panel
         if any(module._buffers[SCALES].shape[0] % panel for module in modules[:-1]):
             return False
-        for name in OF_FORMAT.values():
+        for name in BUFFER_NAMES.values():
             if name in modules[0]._buffers:
                 tensors = [module._buffers[name] for module in modules]
                 with torch.inference_mode(False):  # inference tensors could not be loaded into later
@@ -283,19 +283,21 @@ def quantize_layer(module: nn.Module, format: str) -> None:
     new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=weight.device)  # padding is 0
     integers = kind.empty(n, k, plan.group, weight.dtype, new)
     kind.quantize(weight, integers)
-    install(module, plan, {OF_FORMAT[name]: x for name, x in integers._asdict().items() if x is not None})
+    install(module, plan, {BUFFER_NAMES[name]: x for name, x in integers._asdict().items() if x is not None})
 
 
 def empty_buffers(module: nn.Linear, plan: WeightPlan) -> dict[str, Tensor]:
     """Return the buffers of a quantized layer on the meta device, to be loaded later."""
     kinds = FORMATS[plan.format].kinds(module.out_features, module.in_features, plan.group, plan.dtype)
-    return {OF_FORMAT[name]: torch.empty(kind.shape, dtype=kind.dtype, device="meta") for name, kind in kinds.items()}
+    return {
+        BUFFER_NAMES[name]: torch.empty(kind.shape, dtype=kind.dtype, device="meta") for name, kind in kinds.items()
+    }
 
 
 def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> None:
     """Turn an nn.Linear into a quantized layer with these buffers, and free its weight.
 
-    The layer works after each step, should this be interrupted.
+    The layer works after each step, in case of an interrupt.
     """
     for name, value in buffers.items():
         module.register_buffer(name, value)
@@ -304,7 +306,7 @@ def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> 
 
 
 def install_weight(module: nn.Linear, weight: LinearWeight, dtype: torch.dtype) -> bool:
-    """Give a linear layer the weight of a checkpoint; return whether it is a quantized layer now."""
+    """Give a linear layer the weight of a checkpoint; return whether it is now a quantized layer."""
     if weight.format == "dense":
         module.weight = nn.Parameter(weight.weight.to(dtype), requires_grad=False)
         return False
@@ -314,14 +316,14 @@ def install_weight(module: nn.Linear, weight: LinearWeight, dtype: torch.dtype) 
     return True
 
 
-def is_own(module: QuantizedLinear) -> bool:
-    """Return whether the weight has a form that patch_model gives it, which save_patched can write."""
+def is_savable(module: QuantizedLinear) -> bool:
+    """Return whether the weight is stored as patch_model stores it, which save_patched can write."""
     plan: WeightPlan = vars(module)[PLAN]
     format = FORMATS[plan.format]
     if plan.group not in format.groups:
         return False
     kinds = format.kinds(1, plan.group or 1, plan.group, plan.dtype)
-    return {OF_FORMAT[name] for name in kinds} == {name for name in NAMES if name in module._buffers}
+    return {BUFFER_NAMES[name] for name in kinds} == {name for name in NAMES if name in module._buffers}
 
 
 def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[tuple[str, nn.Linear, str]]:

@@ -1,6 +1,6 @@
 """Linear layers and embeddings sharded by tensor parallelism: this rank's product or rows, then one collective op.
 
-transformers' style object (shares.py) tells what the module's own forward does; unknown styles are not supported.
+transformers' style object (shares.py) says what the module's own forward does; unknown styles are not supported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...distributed import TPGroup
 from ...ops._registry import FLOATS
 from ..checks.conditions import dense_last, needs_fallback
 from ..parallel_forward import FORWARD, closure_of, parallel_forward
-from ..shares import DTensor, Replicate, Shard, Share, local, ranks_of, styles
+from ..shares import DTensor, LinearShard, Replicate, Shard, local, styles, tp_group_of
 from ..swap import PLAN, Patched, Unsupported
 
 linear = torch.ops.infini.linear.default
@@ -41,7 +41,7 @@ def style_of(module: nn.Module) -> tuple[Any, TPGroup]:
             raise Unsupported(f"its {name} is {str(parameter.dtype).removeprefix('torch.')} of an unsupported kind")
     if len({parameter.dtype for parameter in module.parameters()}) > 1:
         raise Unsupported("its parameters have several dtypes")
-    return style, ranks_of(mesh)
+    return style, tp_group_of(mesh)
 
 
 def unsupported_style(style: Any) -> Unsupported:
@@ -50,43 +50,43 @@ def unsupported_style(style: Any) -> Unsupported:
     return Unsupported(f"transformers shards it by {type(style).__name__}{shown}, which is not supported")
 
 
-def share_of(module: nn.Module) -> Share:
+def shard_of(module: nn.Module) -> LinearShard:
     """Return how this rank computes its part of a linear layer."""
     if type(module) is not nn.Linear:
         forward, kind = parallel_forward(module), ""
         if forward is not None:
             kind = f", which transformers shards by {type(closure_of(forward).get('self')).__name__}"
         raise Unsupported(f"it is a {type(module).__name__}{kind}, not a torch.nn.Linear")
-    style, ranks = style_of(module)
+    style, tp_group = style_of(module)
     whole, apart = Replicate(), Shard(-1)
     inputs, outputs = getattr(style, "input_layouts", None), getattr(style, "output_layouts", None)
     if type(style) is styles.ColwiseParallel and inputs == whole and outputs in (whole, apart):
-        share = Share(ranks, False, None, module.out_features if outputs == whole else 0)
+        shard = LinearShard(tp_group, False, None, module.out_features if outputs == whole else 0)
         dimension = 0
     elif type(style) is styles.RowwiseParallel and inputs in (whole, apart) and outputs == whole:
-        cut = ranks.shard_rows(module.in_features)[:2] if inputs == whole else None
-        share = Share(ranks, True, cut, 0)
+        cut = tp_group.shard_rows(module.in_features)[:2] if inputs == whole else None
+        shard = LinearShard(tp_group, True, cut, 0)
         dimension = 1
     else:
         raise unsupported_style(style)
     if not style.use_local_output:
         raise Unsupported(f"transformers' {type(style).__name__} returns DTensors here, which is not supported")
-    check_shard(module.weight, dimension, ranks)
+    check_shard(module.weight, dimension, tp_group)
     bias: Any = module.bias
     if bias is not None and local(bias).shape[0] != local(module.weight).shape[0]:
         raise Unsupported(f"its bias is sharded as {bias.placements[0]}, which is not supported")
-    return share
+    return shard
 
 
-def check_shard(weight: Any, dimension: int, ranks: TPGroup) -> None:
+def check_shard(weight: Any, dimension: int, tp_group: TPGroup) -> None:
     """Raise Unsupported if this rank's shard of the weight is not the expected one, or a rank's shard is empty."""
     count = weight.shape[dimension]
-    _, number, most = ranks.shard_rows(count)
+    _, number, most = tp_group.shard_rows(count)
     if not weight.placements[0].is_shard(dimension) or local(weight).shape[dimension] != number:
         raise Unsupported(f"its weight is sharded as {weight.placements[0]}, which is not supported")
-    if most * (ranks.size - 1) >= count:
+    if most * (tp_group.size - 1) >= count:
         raise Unsupported(
-            f"its weight's dimension {dimension} of {count} leaves one of {ranks.size} ranks with an empty shard"
+            f"its weight's dimension {dimension} of {count} leaves one of {tp_group.size} ranks with an empty shard"
         )
 
 
@@ -96,12 +96,12 @@ class ShardedLinear(Patched):
     infini_ops = "linear, all_reduce or all_gather"
 
     @classmethod
-    def ops(cls, plan: Share) -> str:
+    def ops(cls, plan: LinearShard) -> str:
         return f"linear{plan.collective}"
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
-        return [share_of(module)]
+        return [shard_of(module)]
 
     def forward(self, input: Tensor) -> Tensor:
         if needs_fallback(self, input):
@@ -111,8 +111,8 @@ class ShardedLinear(Patched):
     def product(self, x: Tensor) -> Tensor:
         """Compute forward for a caller that has already ruled out a fallback."""
         weight, bias = self.own()
-        share: Share = self.__dict__[PLAN]
-        return share.apply(x, lambda x, bias: linear(x, weight, bias), bias)
+        shard: LinearShard = self.__dict__[PLAN]
+        return shard.apply(x, lambda x, bias: linear(x, weight, bias), bias)
 
     def own(self) -> tuple[Tensor, Tensor | None]:
         parameters = self._parameters
@@ -129,18 +129,18 @@ class ShardedEmbedding(Patched):
     def plans(cls, module: nn.Module) -> Sequence[Any]:
         if type(module) is not nn.Embedding:
             raise Unsupported(f"it is a {type(module).__name__}, not a torch.nn.Embedding")
-        style, ranks = style_of(module)
+        style, tp_group = style_of(module)
         if type(style) is not styles.EmbeddingParallel or style.shard_dim != 0 or not style.use_local_output:
             raise unsupported_style(style)
         if module.max_norm is not None:
             raise Unsupported("its max_norm is set, which writes to the weight")
-        check_shard(module.weight, 0, ranks)
-        return [ranks]
+        check_shard(module.weight, 0, tp_group)
+        return [tp_group]
 
     def forward(self, input: Tensor) -> Tensor:
         weight = local(self._parameters["weight"])
         if needs_fallback(self, weight) or input.dtype not in (torch.int32, torch.int64):
             return vars(self)[FORWARD](input)
-        ranks: TPGroup = self.__dict__[PLAN]
-        first = ranks.shard_rows(self.num_embeddings)[0]
-        return ranks.all_reduce(embedding(input, weight, first, self.num_embeddings))
+        tp_group: TPGroup = self.__dict__[PLAN]
+        first = tp_group.shard_rows(self.num_embeddings)[0]
+        return tp_group.all_reduce(embedding(input, weight, first, self.num_embeddings))

@@ -1,6 +1,6 @@
-"""Which modules inside a patched module are computed without calling them: asked once, and again after a change.
+"""Dispatch: which submodules of a patched module are computed without calling them, cached until one of them changes.
 
-A hook, another class, another module in its place, a forward of the instance: each of these is a change.
+A change is a hook, another class, another module in its place, or a forward on the instance.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from ..checks.conditions import has_kernels, may_need_grad, unwatched
+from ..checks.conditions import has_kernels, may_need_grad, unhooked
 
-WAYS = "_infini_ways"  # attribute of a patched module: its Ways
+DISPATCH = "_infini_dispatch"  # attribute of a patched module: its Dispatch
 
 
-class Watched(NamedTuple):
-    """A module as it was when the question was asked, and where it was found."""
+class Guard(NamedTuple):
+    """A submodule as it was when a dispatch was determined, and where it was found."""
 
     siblings: dict[str, Any]
     name: str
     module: nn.Module
     kind: type[nn.Module]
     own: dict[str, Any]
-    unwatched: bool
+    unhooked: bool
 
 
 @dataclass(frozen=True, eq=False)
-class Ways:
-    """The answer for one module. A copy of the module has none, and asks for itself.
+class Dispatch:
+    """How one module computes its submodules. A copy of the module determines its own.
 
     Attributes:
-        modules: The module's own, by which it knows that the answer is not one of the module that it was copied from.
-        watched: What the answer depends on.
-        closed: Whether no module is called, so that nothing can change while the answer is used.
+        modules: The module's `_modules`; in a shallow copy of the module they differ, and the dispatch is not used.
+        guards: The submodules that the dispatch depends on.
+        closed: Whether no module is called, so that nothing can change while the dispatch is used.
     """
 
     modules: dict[str, Any]
-    watched: tuple[Watched, ...]
+    guards: tuple[Guard, ...]
     closed: bool
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
 
-def watch(siblings: dict[str, Any], names: Iterable[str]) -> Iterator[Watched]:
+def guards_of(siblings: dict[str, Any], names: Iterable[str]) -> Iterator[Guard]:
     for name in names:
         module = siblings[name]
-        yield Watched(siblings, name, module, type(module), module.__dict__, unwatched(module))
+        yield Guard(siblings, name, module, type(module), module.__dict__, unhooked(module))
 
 
-def known_ways(module: Any, x: Tensor) -> Any:
-    """Return the module's Ways, kept from an earlier call if nothing has changed since; None as in needs_fallback.
+def cached_dispatch(module: Any, x: Tensor) -> Any:
+    """Return the module's Dispatch, cached while nothing changes; None if needs_fallback.
 
-    In one frame, because every layer asks at every token.
+    Written in one frame, because every layer calls it at every token.
     """
     if (
         (torch.is_grad_enabled() and (x.requires_grad or may_need_grad(module)))
@@ -65,16 +65,16 @@ def known_ways(module: Any, x: Tensor) -> Any:
         or not has_kernels(x)
     ):
         return None
-    if torch.compiler.is_compiling():  # which watches what `ask` reads by guards of its own
-        return module.ask()
+    if torch.compiler.is_compiling():  # Dynamo guards what `make_dispatch` reads
+        return module.make_dispatch()
     own = module.__dict__
-    known = own.get(WAYS)
+    known = own.get(DISPATCH)
     if known is not None and known.modules is own["_modules"]:
-        for siblings, name, child, kind, its_own, was_unwatched in known.watched:
+        for siblings, name, child, kind, its_own, was_unhooked in known.guards:
             if (
                 siblings.get(name) is not child
                 or type(child) is not kind
-                or was_unwatched
+                or was_unhooked
                 is bool(
                     its_own["_forward_hooks"]
                     or its_own["_forward_pre_hooks"]
@@ -85,5 +85,5 @@ def known_ways(module: Any, x: Tensor) -> Any:
                 break
         else:
             return known
-    known = own[WAYS] = module.ask()
+    known = own[DISPATCH] = module.make_dispatch()
     return known

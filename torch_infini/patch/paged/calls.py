@@ -1,6 +1,6 @@
-"""PagedCalls: attention of a model's modules over a KV cache in blocks, for the tokens of one step of the engine.
+"""PagedBackend: computes attention of a model's modules over a paged KV cache, for the tokens of one engine step.
 
-Keys and values go into the blocks first, values as wide as keys; infini's paged attention reads them there.
+Keys and values are first written to the cache, values padded to the width of keys; paged attention reads them there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import Batch, KVCache, LayerCache, MixedKVCache
-from ..layers.paged import Scores
+from ..layers.paged import ScoreTerms
 from .sites import Site, Unserved
 
 _paged_caching = torch.ops.infini.paged_caching.default
@@ -18,22 +18,24 @@ _paged_attention_prefill = torch.ops.infini.paged_attention_prefill.default
 _qkv_rope_cache = torch.ops.infini.qkv_rope_cache.default
 
 
-class PagedCalls:
-    """The caller of one step (layers/paged.py).
+class PagedBackend:
+    """The AttentionBackend of one step.
 
     Args:
-        sites: The attention modules, as find_sites has them.
-        batch: The tokens, and where they are.
-        cache: Of the model's PagedModel.new_cache.
+        sites: The attention modules, as find_sites returns them.
+        batch: The step's tokens and their slots.
+        cache: A result of the model's PagedModel.new_cache.
     """
 
     fuses = True
 
     def __init__(self, sites: dict[nn.Module, Site], batch: Batch, cache: KVCache | MixedKVCache) -> None:
         self._sites, self._batch, self._cache = sites, batch, cache
-        self._rows: Tensor | None = None  # of the rotation's tables, which have one for each token
+        self._rows: Tensor | None = None  # each token's row of cos and sin, which have one for each token
 
-    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: ScoreTerms
+    ) -> Tensor:
         site = self._sites.get(module)
         if site is None or mask is not None:
             raise Unserved(f"{type(module).__name__} attends otherwise than in the model's first call")
@@ -46,7 +48,14 @@ class PagedCalls:
         return y if site.v_dim == site.head_dim else y[..., : site.v_dim]
 
     def attend_fused(
-        self, module: nn.Module, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, interleaved: bool, scores: Scores
+        self,
+        module: nn.Module,
+        qkv: Tensor,
+        heads: int,
+        cos: Tensor,
+        sin: Tensor,
+        interleaved: bool,
+        scores: ScoreTerms,
     ) -> Tensor:
         site = self._sites[module]
         layer = self._cache.layer(site.layer)
@@ -60,8 +69,8 @@ class PagedCalls:
         _qkv_rope_cache(q, keys, values, qkv.flatten(0, 1), *where, interleaved, *scales)
         return self._attend_blocks(q, layer, site, scores).unsqueeze(0)
 
-    def _attend_blocks(self, q: Tensor, layer: LayerCache, site: Site, scores: Scores) -> Tensor:
-        """Attend from [tokens, H, D] to the cache's blocks."""
+    def _attend_blocks(self, q: Tensor, layer: LayerCache, site: Site, scores: ScoreTerms) -> Tensor:
+        """Compute attention of q [tokens, H, D] over the cache's blocks."""
         keys, values, *scales = layer
         batch = self._batch
         args = q, keys, values, batch.block_tables, batch.seq_lens

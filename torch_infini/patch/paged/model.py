@@ -1,7 +1,7 @@
-"""PagedModel: a causal language model of transformers as the engine calls models: a batch and a paged cache in.
+"""PagedModel: a causal language model of transformers with the engine's interface: it takes a batch and a paged cache.
 
-Its own forward runs, patched or not; attention alone is computed elsewhere (calls.py). What keeps more than keys and
-values from one token to the next, or sees other tokens, is found by a trial and refused.
+Its own forward runs, patched or not; only attention is computed elsewhere (calls.py). A trial finds and rejects models
+that keep more than keys and values from one token to the next, or that see other tokens.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from ..checks.trial import rms, without_side_effects
 from ..layers import interface
 from ..layers.memory import use_large_pages
 from ..layers.paged import PAGED_NAME
-from .calls import PagedCalls
+from .calls import PagedBackend
 from .sites import Unserved, configs_of, find_sites, implementation
 
 _NAME = "torch_infini.LLM"
 _BLOCK = 4  # tokens of a block in the trial
 _POSITIONS = 1 << 17  # of a model whose config names none
-# Rotations whose frequencies follow from the longest sequence of a call, which in a batch is another request's.
+# Types of rope whose frequencies depend on the longest sequence of a call, which may be another request's.
 _BY_LENGTH = ("dynamic", "longrope")
 _logger = logging.getLogger("torch_infini")
 
 
 @dataclass(frozen=True)
 class PagedConfig:
-    """What the engine asks of a model's config.
+    """The values of a model's config that the engine reads.
 
     Attributes:
-        model_type: Of transformers.
+        model_type: The model's type in transformers.
         vocab_size: Columns of the logits.
         max_position_embeddings: The longest sequence that is served.
-        num_attention_heads, num_key_value_heads: Of the first layer.
+        num_attention_heads, num_key_value_heads: Heads of the first layer.
         bos_token_id: None if there is none.
         eos_token_ids: The end-of-sequence tokens; may be empty.
     """
@@ -67,13 +67,13 @@ class PagedModel:
         model: A causal language model, patched or not; on one device, in evaluation mode from now on.
 
     Attributes:
-        model: As given.
-        config: PagedConfig.
-        dtype: Of keys and values, and of the logits that are returned.
-        device: Where the model is.
-        tp_group: None: the whole model is here.
-        kernels_only: False: ops of torch are among those of a step.
-        is_recordable: Whether a decode step may be recorded; False once one could not be.
+        model: The given model.
+        config: Its PagedConfig.
+        dtype: The dtype of keys, values and returned logits.
+        device: The model's device.
+        tp_group: None, because the model is not sharded.
+        kernels_only: False, because a step also runs ops of torch.
+        is_recordable: Whether a decode step may be recorded; False after one could not be.
 
     Raises:
         ValueError: For a model whose attention or state the cache does not hold, with the reason.
@@ -101,8 +101,8 @@ class PagedModel:
                 self.dtype = sites[0].dtype
                 if (rule := min(site.window.positions for site in sites)) < positions:
                     _logger.warning(
-                        "%s: sequences must be shorter than %d tokens, for from there on a query sees other keys than "
-                        "the newest",
+                        "%s: sequences must be shorter than %d tokens, because from there on a query sees other keys "
+                        "than the newest",
                         _NAME,
                         rule,
                     )
@@ -129,9 +129,9 @@ class PagedModel:
         ends = batch.ends if last else None
         more: dict[str, Any] = {"logits_to_keep": ends} if self._keeps and ends is not None else {}
         tokens, positions = batch.tokens[None], batch.positions[None]
-        calls = PagedCalls(self._sites, batch, cache)
-        # Inference tensors would keep a layer from handing its norm to the next (layers/norm.py).
-        with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, calls):
+        backend = PagedBackend(self._sites, batch, cache)
+        # With inference tensors a layer would not hand its norm to the next (layers/norm.py).
+        with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, backend):
             logits: Tensor = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **more).logits[0]
         if ends is not None and not self._keeps:
             logits = logits[ends]
@@ -147,16 +147,16 @@ class PagedModel:
         return KVCache(len(layers), blocks, kv_heads, block_size, head_dim, dtype, self.device)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes that the keys and values of a token take in a cache of that dtype."""
+        """Return the bytes of a token's keys and values in a cache of that dtype."""
         return sum(token_bytes(1, site.kv_heads, site.head_dim, dtype) for site in self._sites.values())
 
     @property
     def bytes_per_step(self) -> int:
         """Bytes of weights that a step reads: all but the embedding, of which it reads one row per token.
 
-        Of a mixture of experts, too, all are counted.
+        All experts of a mixture are counted.
         """
-        inner = generating(self.model)
+        inner = find_causal_model(self.model)
         table = inner.get_input_embeddings().weight
         head = inner.get_output_embeddings()
         shared = head is not None and getattr(head, "weight", None) is table
@@ -173,10 +173,10 @@ class PagedModel:
             found = in_parts(self, tokens)
         except Unserved:
             raise
-        except Exception as failure:  # whatever a forward needs that is not there
+        except Exception as failure:  # a forward that needs other arguments may raise anything
             cause = f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
             raise Unserved(f"its forward needs more than tokens and positions: {cause}") from failure
-        # What the cache is for: the same tokens behind others.
+        # The effect of what the cache holds: the same tokens after other text.
         other = tokens.clone()
         other[: len(other) // 2] = other[: len(other) // 2].flip(0)
         with torch.no_grad():
@@ -184,7 +184,7 @@ class PagedModel:
         later = slice(len(tokens) // 2 + 1, None)
         effect = rms((behind - logits)[later].float())
         error, size = rms((found - logits).float()), rms(logits.float())
-        # At most half of the effect that other text has; but rounding alone explains a part of the logits' size.
+        # The error may be half of that effect; but rounding alone explains some share of the logits' size.
         rounding = HALF.get(logits.dtype, 4e-5) / 4
         if not error <= max(min(effect / 2, 4 * rounding * size), rounding * size):
             raise Unserved(
@@ -203,7 +203,7 @@ def in_parts(model: PagedModel, tokens: Tensor) -> Tensor:
     first, second = total // 3, 2 * total // 3
 
     def step(*chunks: tuple[int, int, int]) -> Tensor:
-        """Compute chunks: sequence, first token, end."""
+        """Compute chunks (sequence, first token, end)."""
         numbers = torch.cat([torch.arange(start, end) for _, start, end in chunks]).to(tokens.device)
         rows = torch.tensor([row for row, start, end in chunks for _ in range(start, end)], device=tokens.device)
         slots = order[rows, numbers // _BLOCK] * _BLOCK + numbers % _BLOCK
@@ -220,13 +220,13 @@ def in_parts(model: PagedModel, tokens: Tensor) -> Tensor:
 
 
 def trial_tokens(vocabulary: int) -> Tensor:
-    """Return the ids of the trial: more than a short convolution looks back, and none that stand for images."""
+    """Return the ids of the trial: more than a short convolution looks back, and no placeholders of images."""
     low, high = (5, min(vocabulary, 500)) if vocabulary > 20 else (0, vocabulary)
     return torch.randint(low, high, (15,), generator=torch.Generator("cpu").manual_seed(0))
 
 
 def longest(text: Any) -> int:
-    """Return how many positions a config has, up to where the rotation follows from the longest sequence of a call."""
+    """Return how many positions a config has, up to where rope depends on the longest sequence of a call."""
     positions = int(getattr(text, "max_position_embeddings", None) or _POSITIONS)
     rope = getattr(text, "rope_parameters", None) or {}
     for one in (rope, *(value for value in rope.values() if isinstance(value, dict))):
@@ -235,8 +235,8 @@ def longest(text: Any) -> int:
             original = int(given or positions)
             if original < positions:
                 _logger.warning(
-                    "%s: sequences must be shorter than %d tokens, for behind them %s rotates by the longest sequence "
-                    "of a batch",
+                    "%s: sequences must be shorter than %d tokens, because beyond them %s rotates by the longest "
+                    "sequence of a batch",
                     _NAME,
                     original,
                     one["rope_type"],
@@ -245,7 +245,7 @@ def longest(text: Any) -> int:
     return positions
 
 
-def generating(model: nn.Module) -> Any:
+def find_causal_model(model: nn.Module) -> Any:
     """Return the causal language model of transformers in a wrapper, or the model itself.
 
     Raises:
@@ -268,7 +268,7 @@ def check_model(model: nn.Module) -> tuple[Any, torch.device]:
     Raises:
         ValueError: If there is none, or it is not loaded, on several devices, or of a dtype without kernels.
     """
-    inner = generating(model)
+    inner = find_causal_model(model)
     away = next((name for name, tensor in model.named_parameters() if tensor.is_meta), None)
     if away is not None:
         raise ValueError(f"{_NAME}: the model must be loaded, got {away} on meta")
@@ -282,7 +282,7 @@ def check_model(model: nn.Module) -> tuple[Any, torch.device]:
 
 
 def is_causal_type(model_type: object) -> bool:
-    """Whether transformers has a causal language model of this type."""
+    """Return whether transformers has a causal language model of this type."""
     return isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
@@ -293,13 +293,13 @@ def load_paged(
     device: torch.device | str,
     activations: Activations | None = None,
 ) -> PagedModel:
-    """Load a checkpoint of a model of transformers, patch what can be patched, and serve it.
+    """Load a checkpoint of a model of transformers, patched where possible, for the engine.
 
     Args:
         folder: A folder or .gguf file.
         weights: As patch_model's.
-        dtype: Of activations and dense weights; None: the checkpoint's.
-        device: Where the model goes.
+        dtype: The dtype of activations and dense weights; None: the checkpoint's.
+        device: The model's device.
         activations: As torch_infini.load's.
 
     Raises:

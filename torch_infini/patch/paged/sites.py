@@ -1,6 +1,6 @@
-"""find_sites: which keys each attention module of a model sees, found by one ordinary call with a mask that is watched.
+"""find_sites: finds which keys each attention module of a model sees, by one ordinary call that records the masks.
 
-transformers makes the masks of a model by functions of two positions; what they allow says more than names do.
+transformers makes masks by functions of two positions, which say more than the names in a config.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from transformers.masking_utils import sdpa_mask
 
 from ..layers.interface import attend, attention_with_weights
 from ..layers.model import IMPLEMENTATION
-from ..layers.paged import CALLS, AttentionCaller, Scores, paged_attention_forward
+from ..layers.paged import CURRENT, AttentionBackend, ScoreTerms, paged_attention_forward
 
-_WATCHED_NAME = "infini_watched"
+_RECORDING_NAME = "infini_recording"
 
 
 # Entries of configs for layers that do not see all keys.
@@ -30,11 +30,11 @@ class Unserved(Exception):  # noqa: N818 (an answer, not an error)
 
 
 class Window(NamedTuple):
-    """Which keys a query sees: those up to its own position.
+    """Which keys a query sees, of those up to its own position.
 
     Attributes:
-        size: Only the newest so many; 0: all.
-        positions: From this position on the rule is another one; the sequences have to be shorter.
+        size: The number of keys, the newest; 0: all.
+        positions: The rule holds below this position; sequences have to be shorter.
     """
 
     size: int
@@ -42,16 +42,16 @@ class Window(NamedTuple):
 
 
 class Site(NamedTuple):
-    """An attention module's place in the cache.
+    """An attention module's layer of the cache, and what it computes.
 
     Attributes:
-        layer: Its number in the cache.
+        layer: The number of its layer in the cache.
         kv_heads: Heads of k and v.
         head_dim: Columns of q and k.
         v_dim: Columns of v.
-        dtype: Of k and v.
+        dtype: The dtype of k and v.
         window: Which keys it sees.
-        scores: How it makes probabilities.
+        scores: How it computes scores.
     """
 
     layer: int
@@ -60,11 +60,11 @@ class Site(NamedTuple):
     v_dim: int
     dtype: torch.dtype
     window: Window
-    scores: Scores
+    scores: ScoreTerms
 
 
 def window_of(visible: Callable[..., Any], positions: int) -> Window:
-    """Read a mask function of transformers, (batch, head, query, key) to whether the query sees the key.
+    """Return the window of a mask function of transformers, visible(batch, head, query, key).
 
     Raises:
         Unserved: If a query sees a later key.
@@ -79,7 +79,7 @@ def window_of(visible: Callable[..., Any], positions: int) -> Window:
         return torch.as_tensor(shown).expand(positions)
 
     def newest(query: int) -> int:
-        """How many keys the query sees, if they are the newest ones; else -1."""
+        """Return how many keys the query sees, if they are the newest ones; else -1."""
         shown = seen(query)
         if bool(shown[query + 1 :].any()):
             raise Unserved("its attention sees later tokens, so that it does not continue a text")
@@ -87,14 +87,14 @@ def window_of(visible: Callable[..., Any], positions: int) -> Window:
         return count if bool(shown[query + 1 - count : query + 1].all()) else -1
 
     last = positions - 1
-    newest(last // 2)  # a last query has no later keys
+    newest(last // 2)  # raises for later keys, of which the last query has none
     size = newest(last)
     if size == positions:
         return Window(0, positions)
     probes = sorted({0, 1, 2, size - 1, size, size + 1, last // 3, last // 2, last - 1} & set(range(positions)))
     if size > 0 and all(newest(query) == min(query + 1, size) for query in probes):
         return Window(size, positions)
-    # Another rule, of chunks for one: it is the same as no window for the first positions.
+    # Another rule, such as chunks of keys: for the first positions it is the same as no window.
     low, high = 0, last  # the first query that misses a key is in (low, high]
     while high - low > 1:
         middle = (low + high) // 2
@@ -102,8 +102,8 @@ def window_of(visible: Callable[..., Any], positions: int) -> Window:
     return Window(0, high)
 
 
-class _Watch:
-    """The caller of one ordinary call: it notes each module's mask and terms, and computes attention over the call."""
+class _RecordingBackend:
+    """Backend of one ordinary call: records each module's site, and computes attention over the call's own tokens."""
 
     fuses = False
 
@@ -119,7 +119,9 @@ class _Watch:
             self.masks[id(made)] = made, window_of(kwargs["mask_function"], self.positions)
         return made
 
-    def attend(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    def attend(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: ScoreTerms
+    ) -> Tensor:
         if module in self.sites:
             raise Unserved(f"{type(module).__name__} attends twice in a call")
         if q.shape[:2] != k.shape[:2]:
@@ -146,13 +148,13 @@ class _Watch:
         raise AssertionError("fuses is False")
 
 
-def _watched_mask(**kwargs: Any) -> Tensor | None:
-    watch = CALLS.caller
-    assert isinstance(watch, _Watch), "the name is set by find_sites alone"
-    return watch.mask(**kwargs)
+def _recording_mask(**kwargs: Any) -> Tensor | None:
+    backend = CURRENT.backend
+    assert isinstance(backend, _RecordingBackend), "the name is set by find_sites alone"
+    return backend.mask(**kwargs)
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: ScoreTerms) -> Tensor:
     """Compute attention of [B, S, H, D] to [B, S, Hkv, D] by infini::attention or, where it cannot, by torch."""
     if scores.sinks is None and v.shape == k.shape:
         return attend(q, k, v, mask, scores.scale, scores.causal, scores.softcap)
@@ -162,7 +164,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores
 
 
 def configs_of(model: nn.Module) -> list[Any]:
-    """Return the configs that name a model's attention implementation: its own, its parts' and theirs."""
+    """Return the configs that name a model's attention implementation: of the model, its parts, and inside these."""
     waiting = [config for module in model.modules() if (config := vars(module).get("config")) is not None]
     found: dict[int, Any] = {}
     while waiting:
@@ -174,27 +176,27 @@ def configs_of(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def implementation(configs: list[Any], name: str, caller: AttentionCaller) -> Iterator[None]:
-    """Let the models of these configs hand attention to a caller, on this thread, for the body."""
+def implementation(configs: list[Any], name: str, backend: AttentionBackend) -> Iterator[None]:
+    """Set the attention implementation of these configs, and this thread's backend, for the body."""
     before = [getattr(config, IMPLEMENTATION) for config in configs]
-    outer, CALLS.caller = CALLS.caller, caller
+    outer, CURRENT.backend = CURRENT.backend, backend
     try:
         for config in configs:
             setattr(config, IMPLEMENTATION, name)
         yield
     finally:
-        CALLS.caller = outer
+        CURRENT.backend = outer
         for config, old in zip(configs, before, strict=True):
             setattr(config, IMPLEMENTATION, old)
 
 
 def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[nn.Module, Site], Tensor]:
-    """Call a model once, and note what its attention modules compute.
+    """Call a model once, and record what its attention modules compute.
 
     Args:
-        model: A causal language model of transformers, patched or not, in evaluation mode; on meta to learn the sites
-            alone.
-        tokens: [1, S] ids, where the model is.
+        model: A causal language model of transformers, patched or not, in evaluation mode; on meta if only the sites
+            are needed.
+        tokens: [1, S] ids on the model's device.
         positions: The longest sequence to be served.
 
     Returns:
@@ -203,23 +205,23 @@ def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[n
     Raises:
         Unserved: With the reason.
     """
-    watch = _Watch(positions)
-    AttentionInterface.register(_WATCHED_NAME, paged_attention_forward)
-    AttentionMaskInterface.register(_WATCHED_NAME, _watched_mask)
+    backend = _RecordingBackend(positions)
+    AttentionInterface.register(_RECORDING_NAME, paged_attention_forward)
+    AttentionMaskInterface.register(_RECORDING_NAME, _recording_mask)
     try:
-        with implementation(configs_of(model), _WATCHED_NAME, watch), torch.no_grad():
-            # Without numbers transformers cannot rule out that a call packs several texts, unless it has a cache.
+        with implementation(configs_of(model), _RECORDING_NAME, backend), torch.no_grad():
+            # On meta transformers cannot rule out that a call packs several texts, unless it has a cache.
             logits = model(input_ids=tokens, use_cache=tokens.is_meta).logits[0]
     except Unserved:
         raise
     except NotImplementedError as error:  # of paged_attention_forward
         raise Unserved(str(error)) from error
-    except Exception as error:  # whatever else a forward needs
+    except Exception as error:  # a forward that needs other arguments may raise anything
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise Unserved(f"it does not run {tokens.shape[1]} tokens: {cause}") from error
     if not logits.is_meta and not logits.isfinite().all():
         name = next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
         raise Unserved(f"its logits are NaN or infinite{f', as {name} is' if name else ''}")
-    if not watch.sites:
+    if not backend.sites:
         raise Unserved("no layer of it calls transformers' attention interface")
-    return watch.sites, logits
+    return backend.sites, logits
