@@ -179,7 +179,7 @@ Q = "model.layers.0.self_attn.q_proj"
             {},
             f"{Q}.scales must be finite (awq), got nan at [0, 0]",
         ),
-        ({f"{Q}.bias": torch.ones(64)}, {}, f"{Q}.bias must be zeros, for the model has no such bias"),
+        ({f"{Q}.bias": torch.ones(64)}, {}, f"{Q}.bias must be zeros, because the model has no such bias"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -249,7 +249,7 @@ CONFIGS: list[tuple[dict[str, Any] | Any, str, type[Exception]]] = [
     ({**GPTQ_CONFIG, "checkpoint_format": "marlin"}, "checkpoint_format in {} must be 'gptq'", ValueError),
     (
         {**GPTQ_CONFIG, "dynamic": {"-:a": {}}},
-        "GPTQ with other settings for some layers is not served",
+        "GPTQ with other settings for some layers is not supported",
         NotImplementedError,
     ),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size in {} must be two positive", ValueError),
@@ -260,7 +260,7 @@ CONFIGS: list[tuple[dict[str, Any] | Any, str, type[Exception]]] = [
     ({**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights", NotImplementedError),
     (
         config_of_compressed("int-quantized", INT8, input_activations={**INT8, "dynamic": False}),
-        "int8 activations with a fixed scale is not served",
+        "int8 activations with a fixed scale is not supported",
         NotImplementedError,
     ),
     (

@@ -1,4 +1,4 @@
-"""Whether a checkpoint has the tensors of a model: every reader checks it here, before anything is allocated."""
+"""Checks that a checkpoint has the tensors of a model, for every reader, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SHOWN = 10  # tensors of each kind that an error names
 
 
 class Wanted(NamedTuple):
-    """What a model takes for a tensor of a checkpoint.
+    """What a model expects of a tensor of a checkpoint.
 
     Attributes:
-        shape: Of the whole tensor.
-        dtype: Of integers that are loaded as they are; None: any floating one.
+        shape: The shape of the whole tensor.
+        dtype: The dtype of integers, which are loaded as they are; None: any floating dtype.
     """
 
     shape: tuple[int, ...]
@@ -37,13 +37,13 @@ def check_tensors(
     Args:
         where: The caller, which the error begins with.
         path: The checkpoint, which the error names.
-        found: The checkpoint's tensors; those of a quantized layer are its weight alone (Checkpoint.dequantized).
-        wanted: The model's.
-        optional: Whether a tensor that the model does not take may be in the checkpoint all the same.
+        found: The checkpoint's tensors; a quantized layer has only its weight here (Checkpoint.dequantized).
+        wanted: The model's tensors.
+        optional: Returns whether the checkpoint may have a tensor that the model does not have.
 
     Raises:
-        ValueError: For tensors that are missing, too many, of another shape or dtype; the first ten of each kind are
-            named.
+        ValueError: For tensors that are missing, surplus, of another shape or dtype; the message names the first ten of
+            each kind.
     """
     missing = sorted(name for name in wanted if name not in found)
     surplus = sorted(name for name in found if name not in wanted and not optional(name))
@@ -59,7 +59,7 @@ def check_tensors(
 
 
 def check_layers(where: str, path: Path, found: Mapping[str, TensorInfo], layers: int) -> None:
-    """Compare a config's number of layers with the number of tensors: before a model of the config is made.
+    """Compare a config's number of layers with the number of tensors, before a model of the config is made.
 
     Raises:
         ValueError: For more layers than tensors.
@@ -72,7 +72,7 @@ def check_layers(where: str, path: Path, found: Mapping[str, TensorInfo], layers
 
 
 def is_derived(name: str) -> bool:
-    """Whether older releases of transformers stored a tensor of this name though it follows from the config."""
+    """Return whether older releases of transformers stored a tensor of this name, though the config determines it."""
     return name.endswith((".rotary_emb.inv_freq", ".masked_bias", ".attn.bias"))
 
 
@@ -87,7 +87,7 @@ def _fault(name: str, info: TensorInfo, want: Wanted) -> str | None:
     if want.dtype is not None and info.dtype != want.dtype:
         return f"{name} must be {str(want.dtype).removeprefix('torch.')}, got {got}"
     if want.dtype is None and not (info.dtype.is_floating_point and info.dtype.itemsize > 1):
-        # Eight bits are values only together with scales.
+        # Dtypes of eight bits need scales.
         return f"{name} must be of a floating dtype of 16 bits or more, got {got}"
     return None
 

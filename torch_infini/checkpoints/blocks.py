@@ -17,23 +17,23 @@ from .weight import Dim, Expected, LinearWeight, StoredFormat, dense_weight, not
 
 
 class Groups(NamedTuple):
-    """Blocks as groups of integers: value = q * scale - least; [..., groups, 32], [..., groups], in float64."""
+    """Blocks as groups: value = q * scale - minimum, with q [..., groups, 32], the others [..., groups] in float64."""
 
     q: Tensor
     scale: Tensor
-    least: Tensor
+    minimum: Tensor
 
     def values(self) -> Tensor:
-        return (self.q.double() * self.scale[..., None] - self.least[..., None]).flatten(-2)
+        return (self.q.double() * self.scale[..., None] - self.minimum[..., None]).flatten(-2)
 
 
 def half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at a byte of each block, in float64: [...]."""
+    """Return the float16 at a byte offset of each block, in float64: [...]."""
     return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0].double()
 
 
 def two_halves(nibbles: Tensor) -> Tensor:
-    """Elements of bytes [..., m]: all lower nibbles, then all upper ones."""
+    """Unpack bytes [..., m] to [..., 2 m]: all lower nibbles, then all upper ones."""
     return torch.cat((nibbles & 15, nibbles >> 4), -1)
 
 
@@ -52,7 +52,7 @@ def q8_0(blocks: Tensor) -> Groups:
 
 
 def _scales_of_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and minima of the eight sub-blocks of Q4_K and Q5_K: 6 bits each in 12 bytes."""
+    """Return the scales and minima of the eight sub-blocks of Q4_K and Q5_K: 6 bits each in 12 bytes."""
     first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
     minima = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
@@ -84,12 +84,12 @@ def mxfp4(blocks: Tensor) -> Tensor:
 
 
 def interleaved(n: int, head: int) -> Tensor:
-    """Where each of n rows is in a file whose heads of `head` rows have rows 0, half, 1, half + 1 ..."""
+    """Return the index of each of n rows in a file whose heads of `head` rows have rows 0, half, 1, half + 1 ..."""
     return torch.arange(n).unflatten(0, (-1, head // 2, 2)).transpose(1, 2).flatten()
 
 
 class BlockFormat(NamedTuple):
-    """A block format: elements and bytes of a block, its values, and where half precision scales are."""
+    """A block format: elements and bytes of a block, its formula, and the byte offsets of half precision scales."""
 
     elements: int
     bytes: int
@@ -115,8 +115,8 @@ class Blocks(StoredFormat):
     """A weight in blocks along its rows; the one tensor is called "weight", [n, bytes of a row] uint8.
 
     Attributes:
-        kind: In KINDS.
-        head: Rows of a head, which are interleaved in the file (interleaved); 0: they are not.
+        kind: A key of KINDS.
+        head: Rows of a head, if the file has them interleaved (see `interleaved`); else 0.
     """
 
     kind: str
@@ -138,14 +138,14 @@ class Blocks(StoredFormat):
         rows = Dim(n, "rows", self.head, self.head) if self.head else rows_in(n)
         return {"weight": Expected(((rows, row),), (torch.uint8,))}
 
-    def small(self) -> tuple[str, ...]:
-        return ()  # scales are among the integers: `weight` checks them
+    def checked_tensors(self) -> tuple[str, ...]:
+        return ()  # scales are in the blocks: _blocks checks them
 
     def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
         return None
 
     def _blocks(self, tensors: Mapping[str, Tensor], rows: slice) -> Tensor:
-        """[rows, blocks, bytes]; ValueError for scales that are not finite."""
+        """Return [rows, blocks, bytes]; ValueError for scales that are not finite."""
         kind = KINDS[self.kind]
         weight = tensors["weight"]
         weight = weight[interleaved(len(weight), self.head)[rows] if self.head else rows]
@@ -172,11 +172,11 @@ class Blocks(StoredFormat):
         step = max((1 << 20) // max(k, 1), 1)
         for first in range(0, n, step):
             rows = slice(first, first + step)
-            q, scale, least = groups(self._blocks(tensors, rows))
+            q, scale, minimum = groups(self._blocks(tensors, rows))
             packed[rows] = pack_nibbles(q.flatten(1))
             scales[rows] = scale.flatten(1)
             if zeros is not None:
-                zeros[rows] = (8 * scale - least).flatten(1)
+                zeros[rows] = (8 * scale - minimum).flatten(1)
         if zeros is None and dtype == torch.float16:
             scales = scales.half()  # as they are in the file
         return LinearWeight("int4", packed, scales, zeros)

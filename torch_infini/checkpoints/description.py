@@ -1,6 +1,6 @@
-"""The description of a quantized checkpoint: quantization_config of config.json, parsed into a StoredFormat a layer.
+"""The description of a quantized checkpoint: quantization_config of config.json, parsed into a StoredFormat per layer.
 
-Whatever is unknown, contradictory or not served is refused here, by one sentence, before a weight is read.
+Unknown, contradictory and unsupported descriptions raise here, before a weight is read.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def layers_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dic
 
     Raises:
         ValueError: For a config that is unknown or contradicts itself, or tensors that contradict it.
-        NotImplementedError: For a variant that is not served.
+        NotImplementedError: For a variant that is not supported.
     """
     fields = Fields(config, where)
     if fields["quant_method"] not in [*METHODS]:
@@ -78,10 +78,12 @@ def layers_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dic
 
 
 def checked_layer(name: str, format: StoredFormat, tensors: Mapping[str, TensorInfo]) -> QuantizedLayer:
-    """Return a layer whose tensors have the dtypes and shapes of its format; ValueError naming the one that has not.
+    """Return a layer whose tensors have the dtypes and shapes of its format; ValueError for the first that has not.
 
     Args:
-        tensors: By the last part of their names.
+        name: The layer's name.
+        format: Its format.
+        tensors: Its tensors, by the last part of their names.
     """
     found = {last: info for last, info in tensors.items() if last != "bias"}
     shapes = {last: info.shape for last, info in found.items()}

@@ -1,4 +1,4 @@
-"""Files in memory: MappedFile, and SafetensorsFolder, the tensors of a model folder by name."""
+"""Memory-mapped files: MappedFile, and SafetensorsFolder, the tensors of a model folder by name."""
 
 from __future__ import annotations
 
@@ -32,24 +32,20 @@ class Source(Protocol):
     tensors: dict[str, TensorInfo]
 
     def read(self, name: str) -> Tensor:
-        """A tensor, in the file's memory, which must not be written to."""
+        """Return a tensor in the file's memory, which must not be written to."""
 
     def release(self, name: str) -> None:
-        """Drop the tensor's pages from memory. They are read again where they are used again."""
+        """Drop the tensor's pages from memory; a later access reads them again."""
 
     def close(self) -> None: ...
 
 
 class MappedFile:
-    """A file in memory.
-
-    Args:
-        path: The file.
-    """
+    """A memory-mapped file."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "rb") as file:
-            # A private map that may be written to: torch warns of one that may not.
+            # A private, writable map, because torch warns of read-only ones.
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self.size = len(self._map)
 
@@ -69,7 +65,7 @@ class MappedFile:
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a safetensors file: its bytes are those from `begin` up to `end` of the file."""
+    """A tensor in a safetensors file: bytes `begin` to `end` of the file, exclusive."""
 
     info: TensorInfo
     begin: int
@@ -77,14 +73,14 @@ class StoredTensor(NamedTuple):
 
 
 def read_header(path: Path, where: str = NAME) -> dict[str, StoredTensor]:
-    """Return what a safetensors file holds, in the order of the file. The file's size is checked against it.
+    """Return the tensors of a safetensors file, in the order of the file; the file's size is checked against them.
 
     Args:
         path: The file.
         where: The caller, which errors begin with.
 
     Raises:
-        ValueError: For a file that is cut off, corrupt or not there, or has a dtype that torch does not have.
+        ValueError: For a file that is truncated, corrupt or missing, or has a dtype that torch does not have.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -116,7 +112,7 @@ class SafetensorsFolder:
         where: The caller, which errors begin with.
 
     Raises:
-        ValueError: For a file that is cut off or has a dtype that torch does not have.
+        ValueError: For a file that is truncated or has a dtype that torch does not have.
     """
 
     def __init__(self, files: list[Path], where: str = NAME) -> None:
@@ -148,7 +144,7 @@ class SafetensorsFolder:
 
 
 def read_tensors(path: Path, where: str = NAME) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a safetensors file and their names, in memory of their own; errors as read_header."""
+    """Yield names and copies of the tensors of a safetensors file; errors as read_header."""
     file = SafetensorsFolder([path], where)
     for name in file.tensors:
         yield name, file.read(name).clone()
@@ -156,14 +152,14 @@ def read_tensors(path: Path, where: str = NAME) -> Iterator[tuple[str, Tensor]]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file. Views, which its format does not know, are copied."""
+    """Write a safetensors file. Views are copied, because the format has none."""
     from safetensors.torch import save_file
 
     whole = {}
     for name, tensor in tensors.items():
         is_view = not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes
         whole[name] = tensor.clone(memory_format=torch.contiguous_format) if is_view else tensor
-    save_file(whole, path, metadata={"format": "pt"})  # without which transformers refuses it
+    save_file(whole, path, metadata={"format": "pt"})  # transformers requires the metadata
 
 
 def files_of(folder: Path, where: str = NAME) -> list[Path]:

@@ -1,6 +1,6 @@
-"""fill: reads a checkpoint into a model, each tensor once, in the layers and places that the model names.
+"""fill: reads a checkpoint into a model, each tensor once, by the layers and destinations that the model lists.
 
-The pages of a layer's file are dropped before the next: no more than one is held beside the model's own memory.
+The file's pages of one layer are dropped before the next is read, so that at most one layer is held twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from .reader import Checkpoint
 from .weight import LinearWeight
 
-_ROWS = 1024  # of a table that are dequantized at a time; a multiple of 32
+_ROWS = 1024  # rows of a table that are dequantized at a time; a multiple of 32
 
 
 class Projection(NamedTuple):
@@ -29,45 +29,48 @@ class Layer(NamedTuple):
     """A linear layer of a model.
 
     Attributes:
-        projections: Its layers in the checkpoint, one below the other.
-        put: Takes their weights, of the model's rows and columns, in memory that may be the file's; None for a
-            projection that is not quantized, whose tensor comes later.
+        projections: Its layers in the checkpoint, concatenated along the rows.
+        put: Takes their weights, cut to the model's rows and columns, in memory that may be the file's; None for a
+            projection that is not quantized, whose tensor `fill` loads later.
     """
 
     projections: Sequence[Projection]
     put: Callable[[list[LinearWeight | None]], None]
 
 
-class Place(Protocol):
-    """Where a model has a tensor, or its rows and columns of one."""
+class Destination(Protocol):
+    """A tensor of a model, or a rank's shard of it, to load from a checkpoint."""
 
     @property
     def load(self) -> Callable[[Tensor, int], None]:
-        """Takes some of the rows here, in any floating dtype, and the index of the first."""
+        """Takes some rows of the destination, in any floating dtype, and the index of the first."""
 
     @property
     def first_row(self) -> int:
-        """The first of the tensor's rows that are here."""
+        """The first of the whole tensor's rows that belong to the destination."""
 
     @property
     def rows(self) -> int:
-        """How many are here."""
+        """The number of these rows."""
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """Return the part of a whole tensor that is here."""
+        """Return the part of the whole tensor that belongs to the destination."""
 
 
 def fill(
-    checkpoint: Checkpoint, dtype: torch.dtype, layers: Iterable[Layer], places: Callable[[], Mapping[str, Place]]
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    layers: Iterable[Layer],
+    destinations: Callable[[], Mapping[str, Destination]],
 ) -> Iterator[None]:
-    """Read a checkpoint that fits the model (Checkpoint.check_model); yields after each layer and each place.
+    """Read a checkpoint that fits the model (Checkpoint.check_model); yield after each layer and each destination.
 
     Args:
-        checkpoint: Open.
-        dtype: Of activations.
+        checkpoint: An open checkpoint.
+        dtype: The dtype of activations.
         layers: The model's linear layers that may be quantized.
-        places: Called once all layers are put: where the other tensors go, by name. The weight of a quantized layer
-            is dequantized, unless it was put.
+        destinations: Called after all layers are put; returns the other tensors of the model by name. The weight of a
+            quantized layer is dequantized into its destination, unless the layer was put.
     """
     done = set()
 
@@ -83,19 +86,19 @@ def fill(
             if one.name in done:
                 checkpoint.release(one.name)
         yield
-    for name, place in places().items():
+    for name, destination in destinations().items():
         layer_name = name.removesuffix(".weight")
         if layer_name not in checkpoint.layers:
             with checkpoint.read(name) as (tensor,):
-                place.load(place.cut(tensor), 0)
+                destination.load(destination.cut(tensor), 0)
         elif layer_name not in done:
-            _fill_table(checkpoint, layer_name, place, dtype)
+            _fill_table(checkpoint, layer_name, destination, dtype)
         yield
 
 
-def _fill_table(checkpoint: Checkpoint, name: str, place: Place, dtype: torch.dtype) -> None:
-    whole, first, rows = checkpoint.layers[name].n, place.first_row, place.rows
+def _fill_table(checkpoint: Checkpoint, name: str, destination: Destination, dtype: torch.dtype) -> None:
+    whole, first, rows = checkpoint.layers[name].n, destination.first_row, destination.rows
     for begin in range(first // _ROWS * _ROWS, first + rows, _ROWS):
         values = checkpoint.dequantize(name, begin, min(_ROWS, whole - begin))
         low, high = max(first - begin, 0), min(first + rows - begin, _ROWS)
-        place.load(values[low:high].to(dtype), max(begin - first, 0))
+        destination.load(values[low:high].to(dtype), max(begin - first, 0))

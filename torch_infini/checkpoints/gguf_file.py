@@ -1,6 +1,6 @@
-"""GGUF files: metadata as a config.json would have it, and tensors under the names of transformers.
+"""GGUF files: metadata converted to the values of a config.json, and tensors by the names of transformers.
 
-The package gguf reads the metadata; tensors are read from a map of the file.
+The package gguf reads the metadata; tensors are memory-mapped.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class GGUFFile:
     Args:
         path: The file.
         infos: The package's descriptions of the tensors.
-        heads: Heads of q and of k, whose rows are interleaved in the file; None: they are not.
+        heads: Heads of q and of k, if the file has their rows interleaved; else None.
 
     Raises:
         ValueError: For a tensor that is not known or ends beyond the file.
-        NotImplementedError: For a type that is not served.
+        NotImplementedError: For a type that is not supported.
     """
 
     def __init__(self, path: Path, infos: Any, heads: dict[str, int] | None) -> None:
@@ -97,11 +97,11 @@ class GGUFFile:
 
     def read(self, name: str) -> Tensor:
         tensor = self._file.tensor(self._places[name][0], self.tensors[name])
-        head = 0 if name in self.kinds else self.head(name)  # Blocks know of it
+        head = 0 if name in self.kinds else self.head(name)  # Blocks reorders rows itself
         return tensor[interleaved(len(tensor), head)] if head else tensor
 
     def head(self, name: str) -> int:
-        """The rows of a head where the file has them interleaved; 0 for other tensors."""
+        """Return the rows of a head if the file has them interleaved; 0 for other tensors."""
         heads = self._heads.get(".".join(name.split(".")[-2:-1]))
         return 0 if heads is None else self.tensors[name].shape[0] // heads
 
@@ -113,14 +113,14 @@ class GGUFFile:
 
 
 def open_reader(path: Path) -> Any:
-    """Return the package's reader of a file; ImportError without the package, ValueError for no whole file."""
+    """Return the package's reader of a file; ImportError without the package, ValueError for a truncated file."""
     try:
         from gguf import GGUFReader
     except ImportError as error:
         raise ImportError(f"{NAME}: GGUF files need the package gguf: run `pip install gguf`, got {path}") from error
     try:
         return GGUFReader(path)
-    except Exception as error:  # numpy's, where the file is cut off
+    except Exception as error:  # numpy's, if the file is truncated
         raise not_whole(path, error) from error
 
 
@@ -130,7 +130,7 @@ def not_whole(path: Path, error: Exception) -> ValueError:
 
 
 def has_tokenizer(path: Path) -> bool:
-    """Whether a GGUF file holds a tokenizer; errors as open_reader."""
+    """Return whether a GGUF file holds a tokenizer; errors as open_reader."""
     return "tokenizer.ggml.tokens" in open_reader(path).fields
 
 
@@ -138,7 +138,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFFile, dict[str, Quantized
     """Open a GGUF file.
 
     Returns:
-        (config, tensors, quantized layers), the embedding among the layers if it is in blocks.
+        (config, tensors, quantized layers); the layers include the embedding if it is in blocks.
 
     Raises:
         ImportError: Without the package gguf.
@@ -149,7 +149,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFFile, dict[str, Quantized
         fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
         ids = {name: reader.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
         tokens = {f"{name}_token_id": int(field.contents()) for name, field in ids.items() if field is not None}
-    except Exception as error:  # numpy's, where the file is cut off
+    except Exception as error:  # numpy's, if the file is truncated
         raise not_whole(path, error) from error
     infos = {info.name: info for info in reader.tensors}
     config = {**config_of(path, fields, infos), **tokens}
@@ -167,7 +167,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFFile, dict[str, Quantized
 
 
 def config_of(path: Path, fields: dict[str, Any], infos: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json from a GGUF file's metadata."""
+    """Convert a GGUF file's metadata to the values of a config.json."""
     kind = fields.get("general.architecture")
     if kind not in _ARCHITECTURES:
         raise ValueError(
@@ -205,7 +205,7 @@ def config_of(path: Path, fields: dict[str, Any], infos: dict[str, Any]) -> dict
 
 
 def rope_scaling(path: Path, field: Any, infos: dict[str, Any], theta: float, head_dim: int) -> dict[str, Any]:
-    """Return rope_type and its settings. A file has not Llama 3's settings, but the factors that follow from them."""
+    """Return rope_type and its settings. Of Llama 3's settings a file has only the factors computed from them."""
     kind, factor = field("rope.scaling.type", False), field("rope.scaling.factor", False)
     if _FREQUENCIES in infos:
         factors = torch.tensor(infos[_FREQUENCIES].data, dtype=torch.float64)
@@ -225,7 +225,7 @@ def rope_scaling(path: Path, field: Any, infos: dict[str, Any], theta: float, he
 
 
 def llama3_factors(theta: float, head_dim: int, factor: float) -> Tensor:
-    """What Llama 3 divides each frequency of a rotation by, [head_dim / 2] in float64."""
+    """Return what Llama 3's rope divides each frequency by, [head_dim / 2] in float64."""
     wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     low, high, original = _LLAMA3.values()
     smooth = ((original / wavelengths - low) / (high - low)).clamp(0, 1)

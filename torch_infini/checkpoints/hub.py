@@ -1,6 +1,6 @@
-"""From the name of a checkpoint to where it is on this machine: a folder, a .gguf file, or a name of the hub.
+"""Finds a checkpoint on this machine by its name: a folder, a .gguf file, or a name on the hub.
 
-Names of the hub go through huggingface_hub, whose cache answers without a network.
+Names on the hub go through huggingface_hub, whose cache works without a network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FILES = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja"
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a text that is no path may be the name of a model of the hub: owner/model."""
+    """Return whether a text may be the name of a model on the hub: owner/model."""
     return _HUB_NAME.fullmatch(name) is not None and name[0] != "."
 
 
@@ -26,7 +26,7 @@ def find(name: str | Path) -> Path:
         name: A path, or "owner/model" of the hub, which is downloaded unless HF_HUB_OFFLINE is set.
 
     Raises:
-        FileNotFoundError: If there is no such path, and no such name in the hub or, without a network, in its cache.
+        FileNotFoundError: If there is no such path, and no such name on the hub or, without a network, in its cache.
     """
     path = Path(name)
     if path.exists() or not isinstance(name, str) or not is_hub_name(name):
@@ -44,11 +44,11 @@ def find(name: str | Path) -> Path:
         ) from error
     try:
         folder = Path(snapshot_download(name, allow_patterns=_FILES))
-    except Exception as error:  # its own, of requests and of the file system
+    except Exception as error:  # of huggingface_hub, of requests or of the file system
         cause = " ".join(str(error).split())[:200] or type(error).__name__
         raise FileNotFoundError(
             f"{NAME}: {name} must be a folder, or a model in the hub's cache: {command}, got: {cause}"
         ) from error
-    if not (folder / "config.json").is_file():  # a cache that holds a part
+    if not (folder / "config.json").is_file():  # an incomplete download
         raise FileNotFoundError(f"{NAME}: the hub's cache must hold all of {name}: {command}, got no config.json")
     return folder

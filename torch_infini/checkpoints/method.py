@@ -1,4 +1,4 @@
-"""Method, which a format of quantized layers registers, and Fields, with which it parses quantization_config."""
+"""Method, by which formats of quantized layers register, and Fields, by which they parse quantization_config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Fields:
         at: The object's own field, for errors.
 
     Raises:
-        ValueError: If it is no object.
+        ValueError: If config is not an object.
     """
 
     def __init__(self, config: Any, where: str, at: str = "quantization_config") -> None:
@@ -29,7 +29,7 @@ class Fields:
         self.config: Mapping[str, Any] = config
 
     def __getitem__(self, field: str) -> Any:
-        """The value of a field; None without it."""
+        """Return the value of a field; None without it."""
         return self.config.get(field)
 
     def inside(self, field: str) -> Fields:
@@ -40,10 +40,10 @@ class Fields:
         """Return the error of a field that breaks a rule; "" is the object itself."""
         return ValueError(f"{NAME}: {self._path(field)} in {self._where} must {rule}, got {got!r}")
 
-    def not_served(self, field: str, what: str) -> NotImplementedError:
-        """Return the error of a field that asks for something that is not served."""
+    def unsupported(self, field: str, what: str) -> NotImplementedError:
+        """Return the error of a field that asks for something that is not supported."""
         return NotImplementedError(
-            f"{NAME}: {what} is not served, got {self._path(field)} in {self._where} that asks for it"
+            f"{NAME}: {what} is not supported, got {self._path(field)} in {self._where} that asks for it"
         )
 
     def _path(self, field: str) -> str:
@@ -73,7 +73,7 @@ class Method(NamedTuple):
     """A quant_method.
 
     Attributes:
-        name: Its value.
+        name: The value of quant_method.
         markers: The tensors, by the last part of their names, that only a quantized layer has.
         parse: Returns the function from a layer's name to its format; raises the errors of Fields.
         file: In older folders, the file beside config.json that describes it.

@@ -1,6 +1,6 @@
-"""open_checkpoint: config, tensors and quantized layers of a model folder, a GGUF file or a name of the hub.
+"""open_checkpoint: config, tensors and quantized layers of a model folder, a GGUF file or a name on the hub.
 
-Files are memory-mapped; a tensor's pages are dropped again once its layer has been read.
+Files are memory-mapped; a tensor's pages are dropped once its layer has been read.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Checkpoint:
 
     Attributes:
         path: The folder or file.
-        config: The contents of config.json, or what a GGUF file says in its place.
+        config: The values of config.json, or those converted from a GGUF file's metadata.
         tensors: Dtype and shape of every tensor, by the names of transformers.
         layers: The quantized linear layers by name; empty for dense checkpoints and those of save_patched.
-        activations: "int8": x is quantized in every product with integers; None: where the checkpoint says so.
+        activations: "int8": x is quantized in every product with integers; None: only if the checkpoint says so.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Checkpoint:
 
     @property
     def dequantized(self) -> dict[str, TensorInfo]:
-        """The tensors of the same model without quantized layers, whose weights are then float32 of shape [n, k]."""
+        """The tensors of the same model as a dense checkpoint: weights of quantized layers are float32 [n, k]."""
         stored = {tensor for layer in self.layers.values() for tensor in layer.names.values()}
         whole = {f"{name}.weight": TensorInfo(torch.float32, (layer.n, layer.k)) for name, layer in self.layers.items()}
         return {name: info for name, info in self.tensors.items() if name not in stored} | whole
@@ -64,20 +64,20 @@ class Checkpoint:
         Args:
             where: The caller, which errors begin with.
             wanted: The tensors of the model without quantized layers, by name.
-            optional: Whether a tensor that the model does not take may be here all the same.
+            optional: Returns whether the checkpoint may have a tensor that the model does not have.
 
         Raises:
-            ValueError: For tensors that are missing, too many or of other shapes, all of them named; for a bias that
-                the model has not and that is not zeros; or as `check`.
+            ValueError: For tensors that are missing, surplus or of other shapes; for a bias that the model does not
+                have, unless it is zeros; or as `check`.
         """
-        # GPTQ's writers store zeros where the model has no bias.
+        # GPTQ's writers store a bias of zeros for layers without one.
         spare = sorted({f"{name}.bias" for name in self.layers} & self.tensors.keys() - wanted.keys())
         known = lambda name: name in spare or is_derived(name) or optional(name)
         check_tensors(where, self.path, self.dequantized, wanted, known)
         for name in spare:
             with self.read(name) as (tensor,):
                 if tensor.any():
-                    raise ValueError(f"{where}: {name} must be zeros, for the model has no such bias, got others")
+                    raise ValueError(f"{where}: {name} must be zeros, because the model has no such bias, got others")
         self.check()
 
     def __enter__(self) -> Checkpoint:
@@ -112,7 +112,7 @@ class Checkpoint:
             ValueError: For the first tensor that is invalid.
         """
         for name, layer in self.layers.items():
-            with self._tensors_of(layer, layer.format.small()) as tensors:
+            with self._tensors_of(layer, layer.format.checked_tensors()) as tensors:
                 fault = layer.format.check(tensors, layer.n, layer.k)
             if fault:
                 last, rule, got = fault
@@ -124,10 +124,10 @@ class Checkpoint:
         """Return the weight of a quantized layer as the ops take it, in memory that may be the file's.
 
         Args:
-            name: In `layers`.
-            dtype: Of activations, and of the weight where no op takes the layer's integers.
-            rows: Of the weight, that are wanted.
-            columns: Of the weight, that are wanted.
+            name: A key of `layers`.
+            dtype: The dtype of activations, and of the weight if no op takes the layer's integers.
+            rows: The rows to return.
+            columns: The columns to return.
 
         Raises:
             ValueError: For invalid scales in a GGUF file, and for columns that cut a group or an act-order.
@@ -154,9 +154,9 @@ class Checkpoint:
         """Return the values [n, k] of a quantized layer by its format's formula, in float64.
 
         Args:
-            name: In `layers`.
+            name: A key of `layers`.
             first: The first row, a multiple of 32.
-            count: Rows; -1: all.
+            count: The number of rows; -1: all.
         """
         layer = self.layers[name]
         with self._tensors_of(layer) as tensors:
@@ -174,10 +174,10 @@ def open_checkpoint(name: str | Path, activations: Activations | None = None) ->
         The checkpoint, to be closed or used in a `with` statement.
 
     Raises:
-        FileNotFoundError: For a folder or file that is not there, or a name that is not in the hub's cache.
+        FileNotFoundError: For a folder or file that does not exist, or a name that is not in the hub's cache.
         ImportError: For a .gguf file without the package gguf.
         ValueError: For a description that is unknown or contradicts itself, or tensors that contradict it.
-        NotImplementedError: For a variant of a format that is not served.
+        NotImplementedError: For a variant of a format that is not supported.
     """
     if activations not in (None, "int8"):
         raise ValueError(f"{NAME}: activations must be 'int8' or None, got {activations!r}")
@@ -189,17 +189,17 @@ def open_checkpoint(name: str | Path, activations: Activations | None = None) ->
     folder = SafetensorsFolder(files_of(path))
     entry, where = config.get("quantization_config"), path / "config.json"
     if entry is None and any(name.endswith(".qweight") for name in folder.tensors):
-        entry, where = described_beside(path)  # older files of GPTQ and AWQ
+        entry, where = separate_description(path)  # older files of GPTQ and AWQ
     ours = isinstance(entry, Mapping) and entry.get("quant_method") == OURS
     layers = {} if entry is None or ours else layers_of(entry, folder.tensors, str(where))
     return Checkpoint(path, config, folder, layers, activations)
 
 
 def model_type_of(path: Path) -> object:
-    """Return the model_type of a folder's config.json, or of the config that a GGUF file stands for.
+    """Return the model_type of a folder's config.json, or of a GGUF file.
 
     Raises:
-        ValueError, FileNotFoundError, NotImplementedError: For what cannot be read.
+        ValueError, FileNotFoundError, NotImplementedError: If the checkpoint cannot be read.
     """
     if path.is_file():
         with open_checkpoint(path) as checkpoint:
@@ -208,13 +208,13 @@ def model_type_of(path: Path) -> object:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a model's file or folder is GGUF, or was quantized by another library than this one."""
+    """Return whether a model's file or folder is GGUF, or was quantized by another library than this one."""
     if path.is_file():
         return path.suffix == ".gguf"
     try:
         entry = read_object(path / "config.json").get("quantization_config")
     except (OSError, ValueError):
-        return False  # the reader of configs says what is wrong
+        return False  # the reader of configs raises the error
     if entry is None:
         return any((path / method.file).is_file() for method in METHODS.values() if method.file is not None)
     return not isinstance(entry, dict) or entry.get("quant_method") != OURS
@@ -228,12 +228,12 @@ def method_of(path: Path) -> str | None:
         return "gguf"
     entry = read_object(path / "config.json").get("quantization_config")
     if entry is None:
-        return str(described_beside(path)[0]["quant_method"])
+        return str(separate_description(path)[0]["quant_method"])
     return str(entry.get("quant_method")) if isinstance(entry, Mapping) else None
 
 
-def described_beside(folder: Path) -> tuple[dict[str, Any], Path]:
-    """Return the description of a folder whose config.json has none, and its file."""
+def separate_description(folder: Path) -> tuple[dict[str, Any], Path]:
+    """Return the description of a folder that has it in a file beside config.json, and this file."""
     for method in METHODS.values():
         if method.file is not None and (folder / method.file).is_file():
             return {"quant_method": method.name, **read_object(folder / method.file)}, folder / method.file

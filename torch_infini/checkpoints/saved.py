@@ -8,7 +8,7 @@ from ..weights import FORMATS
 
 
 class StoredLayer(NamedTuple):
-    """The format in which a folder stores a linear layer, and its group size (0 where a format has one only)."""
+    """The format in which a folder stores a linear layer, and its group size (0 if the format has only one)."""
 
     format: str
     group: int

@@ -1,6 +1,6 @@
-"""LinearWeight: the weight of a linear layer as the ops take it; StoredFormat, and what formats share.
+"""LinearWeight: the weight of a linear layer as the ops take it; StoredFormat, and functions that formats share.
 
-A format turns its tensors into int4 or int8 where that keeps every value, and into a dense weight otherwise.
+A format converts its tensors to int4 or int8 if that keeps every value, and to a dense weight otherwise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..weights import dequantize_int4, dequantize_int8
 
-GROUPS = (128, 64, 32)  # of linear_int4, in the order of preference: fewer scales
+GROUPS = (128, 64, 32)  # group sizes of linear_int4; larger ones are preferred, for fewer scales
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _CHUNK = 1 << 20  # elements that are dequantized at a time
 
@@ -26,7 +26,7 @@ class LinearWeight(NamedTuple):
         format: "dense", or "int8" or "int4" of linear_int8 and linear_int4.
         weight: [n, k] floating; [n, k] int8; [n, k / 2] uint8 as torch_infini.weights.pack_int4 makes it.
         scales: None; [n]; [n, k / group].
-        zeros: Of int4 only, [n, k / group] in the dtype of scales; None: 0.
+        zeros: For int4, [n, k / group] in the dtype of scales; None: 0.
         columns: [k] int64: the weight is multiplied by x[..., columns]. None: by x.
         activations: "own": x keeps its dtype in the product; "int8": it is quantized too.
     """
@@ -40,7 +40,7 @@ class LinearWeight(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The format of torch_infini.weights that computes with it, or "dense"."""
+        """The format of torch_infini.weights that computes with the weight, or "dense"."""
         if self.format == "dense" or self.activations == "int8":
             return self.format
         return {"int8": "w8a16", "int4": "w4a16"}[self.format]
@@ -54,7 +54,7 @@ class LinearWeight(NamedTuple):
         return 2 * self.weight.shape[1] // self.scales.shape[1]
 
     def cut(self, rows: slice, columns: slice) -> LinearWeight:
-        """Return some rows and columns, of the same memory; ValueError where ranks cannot share the columns."""
+        """Return views of some rows and columns; ValueError if the columns cannot be sharded among ranks."""
         scales = None if self.scales is None else self.scales[rows]
         zeros = None if self.zeros is None else self.zeros[rows]
         k = self.weight.shape[1] * (2 if self.format == "int4" else 1)
@@ -82,7 +82,7 @@ class LinearWeight(NamedTuple):
         )
 
     def dense(self) -> Tensor:
-        """The values [n, k] in float64."""
+        """Return the values [n, k] in float64."""
         if self.format == "dense":
             return self.weight.double()
         assert self.scales is not None
@@ -98,10 +98,10 @@ class Dim(NamedTuple):
     """A dimension of a stored tensor.
 
     Attributes:
-        entries: How many it has.
-        of: What of the weight they belong to; None: all of it.
-        size: So many rows or columns ...
-        units: ... are in so many entries.
+        entries: The size of the dimension.
+        of: The dimension of the weight that it runs along; None: neither.
+        size: The number of rows or columns of the weight that belong together: they are in `units` entries.
+        units: The number of entries for `size` rows or columns.
     """
 
     entries: int
@@ -111,22 +111,22 @@ class Dim(NamedTuple):
 
 
 def rows_in(n: int, size: int = 1) -> Dim:
-    """An entry for each `size` of n rows."""
+    """Return a dimension with an entry for each `size` of n rows."""
     return Dim(-(-n // size), "rows", size)
 
 
 def columns_in(k: int, size: int = 1) -> Dim:
-    """An entry for each `size` of k columns; a size of -1 is all."""
+    """Return a dimension with an entry for each `size` of k columns; a size of -1 is all."""
     return Dim(1) if size == -1 else Dim(-(-k // size), "columns", size)
 
 
 class Expected(NamedTuple):
-    """What a tensor of a layer must be.
+    """The layouts and dtypes that a tensor of a layer may have.
 
     Attributes:
-        layouts: One of them is the tensor's, by its dimensions.
-        dtypes: One of them is the tensor's.
-        optional: The tensor may be missing.
+        layouts: The allowed layouts.
+        dtypes: The allowed dtypes.
+        optional: Whether the tensor may be missing.
     """
 
     layouts: tuple[tuple[Dim, ...], ...]
@@ -141,22 +141,22 @@ class Expected(NamedTuple):
 class StoredFormat(ABC):
     """How one format stores the weight [n, k] of a linear layer.
 
-    Tensors go by the last part of their names: {"qweight": ...}.
+    Tensors are named by the last part of their names: {"qweight": ...}.
     """
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As errors and reports call it."""
+        """The name in errors and reports."""
 
     @property
     def quantizes_x(self) -> bool:
-        """Whether x is meant to be quantized to int8, row by row, before it is multiplied."""
+        """Whether the checkpoint asks to quantize x to int8, row by row, before the product."""
         return False
 
     @property
     def scales(self) -> str:
-        """The tensor of scales, which must be finite."""
+        """The name of the tensor of scales, which must be finite."""
         return "scales"
 
     @abstractmethod
@@ -165,32 +165,32 @@ class StoredFormat(ABC):
 
     @abstractmethod
     def expected(self, n: int, k: int) -> dict[str, Expected]:
-        """The tensors of a layer; ValueError for sizes that the format does not have."""
+        """Return the tensors of a layer; ValueError for sizes that the format does not allow."""
 
-    def small(self) -> tuple[str, ...]:
-        """The tensors whose values `check` reads."""
+    def checked_tensors(self) -> tuple[str, ...]:
+        """Return the names of the tensors whose values `check` reads."""
         return (self.scales,)
 
     def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
-        """Return (tensor, rule, what came) if values are invalid; `tensors` are those of `small`."""
+        """Return (tensor, rule, given value) if a value is invalid; `tensors` are the checked_tensors."""
         return not_finite(self.scales, tensors[self.scales])
 
     @abstractmethod
     def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
-        """The format's formula: values of `count` rows from a multiple of 32 on, [count, k] in float64."""
+        """Compute `count` rows, from `first` on, a multiple of 32, by the format's formula: [count, k] in float64."""
 
     def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
-        """The weight for activations of `dtype`, with every value of the formula: exactly as int8 and int4, rounded
-        once to `dtype` as dense.
+        """Return the weight for activations of `dtype`: int8 or int4 with exactly the formula's values, or dense with
+        the values rounded once to `dtype`.
         """
         return dense_weight(self, tensors, n, k, dtype)
 
     def cut(
         self, tensors: Mapping[str, Tensor], n: int, k: int, rows: slice, columns: slice
     ) -> dict[str, Tensor] | None:
-        """Return the tensors of some rows and columns as those of a layer in this format, of the same memory.
+        """Return views of some rows and columns, as the tensors of a smaller layer in this format.
 
-        None where they would cut a word, a block or an act-order.
+        None if they would cut a word or a block, or columns with act-order.
         """
         wanted = {"rows": rows.indices(n)[:2], "columns": columns.indices(k)[:2]}
         whole, found = {"rows": n, "columns": k}, {}
@@ -218,7 +218,7 @@ class StoredFormat(ABC):
 def dense_weight(
     format: StoredFormat, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype
 ) -> LinearWeight:
-    """Dequantize a few rows at a time: nothing of the layer's size is held in float64."""
+    """Dequantize a few rows at a time, to hold nothing of the layer's size in float64."""
     weight = torch.empty(n, k, dtype=dtype)
     step = max(_CHUNK // max(k, 1) // 32, 1) * 32
     for first in range(0, n, step):
@@ -228,7 +228,7 @@ def dense_weight(
 
 
 def groups_of(k: int, group_size: int) -> int:
-    """The number of groups of a row; ValueError if they do not divide it. A size of -1 is the whole row."""
+    """Return the number of groups of a row; ValueError if group_size, -1 for the whole row, does not divide k."""
     if group_size == -1:
         return 1
     if k % group_size:
@@ -237,7 +237,7 @@ def groups_of(k: int, group_size: int) -> int:
 
 
 def whole_words(what: str, size: int, elements: int) -> int:
-    """Return size / elements; ValueError if it is no integer."""
+    """Return size / elements; ValueError if it is not an integer."""
     if size % elements:
         raise ValueError(f"{what} must be a multiple of {elements}, the integers of a word, got {size}")
     return size // elements
@@ -249,7 +249,7 @@ def signed(values: Tensor) -> Tensor:
 
 
 def by_row(scales: Tensor, n: int) -> Tensor:
-    """A scale for each row, or one for all, as [n, groups]."""
+    """Expand scales, those of each row or one for all, to [n, groups]."""
     return scales.reshape(1, 1).expand(n, 1) if scales.numel() == 1 else scales.reshape(n, -1)
 
 
@@ -267,12 +267,12 @@ def int4_weight(
         packed: [n, k / 2] uint8, as pack_int4.
         scales: [n, k / size], with a size that int4_group takes.
         zero_points: z, integers of the shape of scales; None: 8 everywhere.
-        dtype: Of activations: scales of that dtype are kept as they are, others become float32.
+        dtype: The dtype of activations: scales of that dtype are kept as they are, others become float32.
         columns: As in LinearWeight.
     """
     size = 2 * packed.shape[1] // scales.shape[1]
     zeros = None
-    if zero_points is not None:  # 4 or 5 bits times those of a half precision scale: float32 holds the product
+    if zero_points is not None:  # float32 holds the product of 4 or 5 bits with a half precision scale
         scales = scales.float()
         zeros = (8 - zero_points.to(torch.float32)) * scales
     elif scales.dtype != dtype:
@@ -296,7 +296,7 @@ def nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(8)), bits: int =
 
 
 def not_finite(name: str, tensor: Tensor) -> tuple[str, str, str] | None:
-    """Return the fault of scales that contain infinity or NaN."""
+    """Return the fault of scales that contain infinity or NaN, as StoredFormat.check; None if all are finite."""
     finite = tensor.float().isfinite()
     if finite.all():
         return None

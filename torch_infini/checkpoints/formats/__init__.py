@@ -1,4 +1,4 @@
-"""Formats of quantized layers in folders. Each module here with METHODS serves these; a new file is a new format."""
+"""Formats of quantized layers in folders. Modules here that define METHODS are found: to add a format, add a file."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from ..weight import (
     whole_words,
 )
 
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of column 8c + j
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # entry j: the nibble of column 8c + j
 _INT32 = (torch.int32,)
 
 

@@ -1,4 +1,4 @@
-"""compressed-tensors: its description, and pack-quantized and int-quantized, of which ops multiply by the integers.
+"""compressed-tensors: its description, and the formats pack-quantized and int-quantized, whose integers ops multiply.
 
 float-quantized is Float8 (fp8.py), mxfp4-pack-quantized MXFP4 (mxfp4.py).
 """
@@ -47,7 +47,7 @@ class PackQuantized(StoredFormat):
         bits: 4 or 8.
         group_size: Columns with one scale; -1: all.
         symmetric: Whether there are no zero points.
-        act_order: Whether weight_g_idx has the groups.
+        act_order: Whether weight_g_idx gives each column's group.
         quantizes_x: As StoredFormat's.
     """
 
@@ -79,7 +79,7 @@ class PackQuantized(StoredFormat):
             tensors["weight_zero_point"] = Expected(layouts, (torch.int32, torch.int8))
         return tensors
 
-    def small(self) -> tuple[str, ...]:
+    def checked_tensors(self) -> tuple[str, ...]:
         return (self.scales, "weight_shape", "weight_g_idx")
 
     def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
@@ -92,7 +92,7 @@ class PackQuantized(StoredFormat):
         return super().check(tensors, n, k)
 
     def _zero_points(self, tensors: Mapping[str, Tensor], n: int) -> Tensor | None:
-        """[n, groups], from 0 to 2 ** bits - 1; None: all in the middle."""
+        """Return [n, groups], from 0 to 2 ** bits - 1; None: all are 2 ** (bits - 1)."""
         if self.symmetric:
             return None
         z, per_word = tensors["weight_zero_point"], 32 // self.bits
@@ -173,7 +173,7 @@ class IntQuantized(StoredFormat):
 
 
 class _Kind(NamedTuple):
-    """A `format` of compressed-tensors: what its weights may be."""
+    """The types, bits and strategies that a `format` of compressed-tensors allows."""
 
     type: str
     bits: tuple[int, ...]
@@ -195,10 +195,10 @@ def _parse(fields: Fields) -> Callable[[str], StoredFormat]:
         ("transform_config", "a rotation of weights and activations"),
     ):
         if fields[field]:
-            raise fields.not_served(field, what)
+            raise fields.unsupported(field, what)
     sparsity = fields["sparsity_config"] or {}
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
-        raise fields.not_served("sparsity_config", f"sparse weights ({sparsity.get('format')!r})")
+        raise fields.unsupported("sparsity_config", f"sparse weights ({sparsity.get('format')!r})")
     if not isinstance(fields["config_groups"], Mapping) or not fields["config_groups"]:
         raise fields.fault("config_groups", "be an object of groups", fields["config_groups"])
     groups = fields.inside("config_groups")
@@ -210,7 +210,7 @@ def _parse(fields: Fields) -> Callable[[str], StoredFormat]:
         schemes += [(str(target), format) for target in group["targets"]]
 
     def format_of(name: str) -> StoredFormat:
-        """The scheme whose target is the name, else a pattern of it, else the class."""
+        """Return the scheme whose target is the name, else a pattern that matches it, else the class."""
         for target, format in schemes:
             if target == name:
                 return format
@@ -244,7 +244,7 @@ def _scheme(fields: Fields, group: Fields) -> StoredFormat:
     strategy = weights.one_of("strategy", kind.strategies)
     size = weights.group_size("group_size") if strategy == "group" else -1
     if isinstance(inputs, Mapping) and type_ == "int" and inputs.get("dynamic") not in (True, "local"):
-        raise group.not_served("input_activations", "int8 activations with a fixed scale")
+        raise group.unsupported("input_activations", "int8 activations with a fixed scale")
     if name == "pack-quantized":
         return PackQuantized(bits, size, symmetric, weights["actorder"] in (True, "group"), isinstance(inputs, Mapping))
     if name == "int-quantized":

@@ -1,6 +1,6 @@
 """FP8 (E4M3) times a scale for the tensor, for each row or for each block: fp8 and fbgemm_fp8.
 
-Dequantized, for want of an op.
+Weights are dequantized, because no op takes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Float8(StoredFormat):
     """q * scale, q of float8_e4m3fn: a scale for the tensor, for each row, or for each block.
 
     Attributes:
-        scales: Their name.
+        scales: The name of the tensor of scales.
         block: Rows and columns of a block; None: a scale for each row, or one for all.
         name: compressed-tensors float-quantized, fp8 or fbgemm_fp8.
     """

@@ -39,7 +39,7 @@ class GPTQ(StoredFormat):
         group_size: Rows of weight^T with one scale; -1: all.
         symmetric: Whether every z is 2 ** (bits - 1).
         version: 1, where z - 1 is stored, or 2.
-        act_order: Whether groups are those of g_idx, and not neighbours.
+        act_order: Whether g_idx gives each column's group; else groups are adjacent columns.
     """
 
     bits: int
@@ -70,7 +70,7 @@ class GPTQ(StoredFormat):
             "g_idx": Expected(((indices,),), (torch.int32, torch.int64), optional=not self.act_order),
         }
 
-    def small(self) -> tuple[str, ...]:
+    def checked_tensors(self) -> tuple[str, ...]:
         return ("scales", "g_idx", "qzeros") if self.symmetric else ("scales", "g_idx")
 
     def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
@@ -98,7 +98,7 @@ class GPTQ(StoredFormat):
         return torch.arange(groups).repeat_interleave(k // groups)
 
     def _zero_points(self, tensors: Mapping[str, Tensor], first: int, count: int) -> Tensor:
-        """[groups, count], from 0 to 2 ** bits."""
+        """Return [groups, count], from 0 to 2 ** bits."""
         per_word = 32 // self.bits
         words = tensors["qzeros"][:, first // per_word : -(-(first + count) // per_word)]
         stored = nibbles(words, tuple(range(per_word)), self.bits)[:, :count]
@@ -136,7 +136,7 @@ class GPTQ(StoredFormat):
 
 def _parse(fields: Fields) -> Callable[[str], StoredFormat]:
     if fields["dynamic"]:
-        raise fields.not_served("dynamic", "GPTQ with other settings for some layers")
+        raise fields.unsupported("dynamic", "GPTQ with other settings for some layers")
     bits = fields.one_of("bits", (4, 8))
     version = fields.one_of("checkpoint_format", ("gptq", "gptq_v2", "", None), "gptq")
     symmetric = fields.one_of("sym", (True, False), True)

@@ -1,6 +1,6 @@
 """MXFP4: FP4 (E2M1) times a power of two (E8M0) for each 32 columns, as compressed-tensors stores it.
 
-Dequantized, for want of an op.
+Weights are dequantized, because no op takes them.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class MXFP4(StoredFormat):
 
 
 def fp4(values: Tensor) -> Tensor:
-    """The values of FP4 (E2M1) codes from 0 to 15, in float64."""
+    """Return the values of FP4 (E2M1) codes from 0 to 15, in float64."""
     return torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.float64)[values.long()]
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """2 ** (e - 127) of E8M0 exponents, in float64."""
+    """Return 2 ** (e - 127) of E8M0 exponents, in float64."""
     return (exponents.double() - 127).exp2()  # exact for integers
