@@ -9,7 +9,7 @@
 
 #define INFINI_API __attribute__((visibility("default")))
 
-/* For functions of a caller's own library that others shall see: __C __export infiniStatus_t engine_step(void).
+/* For functions that a caller's own library exports: __C __export infiniStatus_t engine_step(void).
  * The compilers' headers of vector instructions have parameters called __C, so they come first. */
 #if defined(__x86_64__) && !defined(__CUDACC__)
 #include <x86intrin.h>
@@ -25,14 +25,14 @@
 #define __export __attribute__((visibility("default")))
 #endif
 
-/* In C++ too an enum parameter may have any int, so that a value out of range can be refused. */
+/* Enum parameters take any int in C++ as well, so that functions can reject values out of range. */
 #ifdef __cplusplus
 #define INFINI_ENUM_BASE : int
 #else
 #define INFINI_ENUM_BASE
 #endif
 
-/* What a function of the C ABI returns. Every value but SUCCESS leaves its arguments untouched. */
+/* The result of a function of the C ABI. With any value but SUCCESS its arguments are unchanged. */
 typedef enum INFINI_ENUM_BASE {
     INFINI_STATUS_SUCCESS = 0,
     INFINI_STATUS_INTERNAL_ERROR = 1,

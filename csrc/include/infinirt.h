@@ -1,7 +1,7 @@
 /* libinfinirt: devices, streams, events, memory and graphs of every backend, behind one set of functions. C99 and
- * C++17. A function that fails returns its status, leaves its arguments as they were, and keeps a sentence for
+ * C++17. A function that fails returns its status, leaves its arguments as they were, and keeps a message for
  * infiniGetLastErrorMessage(). Any thread may call any function; the current device belongs to the calling thread.
- * A child of fork() has none of its parent's threads and must not use what the parent made here. */
+ * A child of fork() has none of its parent's threads and must not use its parent's handles and memory. */
 #ifndef INFINIRT_H
 #define INFINIRT_H
 
@@ -12,20 +12,20 @@ extern "C" {
 #endif
 
 /* Handles. Each is made by a Create (or Instantiate, or EndCapture) and belongs to the caller until its Destroy. A
- * handle that was never made, or was destroyed (until a new one gets its address), is refused with BAD_PARAM; NULL with
- * NULL_POINTER, but for streams. A handle works on the device that it was made on, whichever is current.
+ * handle that was never made, or was destroyed (until a new one gets its address), is BAD_PARAM; NULL is NULL_POINTER,
+ * except for streams. A handle works on the device that it was made on, whichever is current.
  *
  * A stream is a queue: its work runs in the order it was queued; streams run independently of one another.
- * A NULL stream means: done on return, on the current device. It waits for nothing that streams have queued.
+ * A NULL stream means: done on return, on the current device. It does not wait for work queued on streams.
  * A stream of an NVIDIA device is a cudaStream_t, made with cudaStreamNonBlocking.
  * A stream of the CPU is immediate or queued. On an immediate one, the default, work is done by the calling thread when
  * the call returns, which reports its failure; calls that several threads make at once are not ordered. A queued one
- * has a thread that does the work; it holds at most 1024 pieces of work that are not done, and a call beyond these waits
- * (but not in a host function that a queued stream runs). INFINIRT_STREAM_QUEUED makes one; with the environment variable
- * INFINI_CPU_STREAMS=queued (or immediate) infinirtStreamCreate() does. What is captured runs at replay on either.
+ * has a thread that does the work; it holds at most 1024 pending calls, and further calls wait (but not in a host
+ * function that a queued stream runs). INFINIRT_STREAM_QUEUED makes one; with the environment variable
+ * INFINI_CPU_STREAMS=queued (or immediate) infinirtStreamCreate() does. Captured work runs at replay on either.
  *
- * On NVIDIA devices, device memory is none that the host can read or write; a failure of queued work stays: every later
- * call that touches the device fails with it. */
+ * On NVIDIA devices the host cannot read or write device memory; a failure of queued work persists: every later call
+ * that touches the device fails with it. */
 typedef void *infinirtStream_t;
 typedef void *infinirtEvent_t;
 typedef void *infinirtGraph_t;
@@ -37,27 +37,27 @@ typedef void *infinirtGraphExec_t;
 /* Prepares the backends of this build. Other functions do so themselves; calling it again does no harm. */
 INFINI_API infiniStatus_t infinirtInit(void);
 
-/* Writes the number of devices of each type to count_array[INFINI_DEVICE_TYPE_COUNT]: 1 CPU; 0 for what is absent. */
+/* Writes the number of devices of each type to count_array[INFINI_DEVICE_TYPE_COUNT]: 1 CPU; 0 for absent types. */
 INFINI_API infiniStatus_t infinirtGetAllDeviceCount(int *count_array);
 
 /* Writes the number of devices of one type; 0 for a type that this build has no backend for.
- * DEVICE_TYPE_NOT_SUPPORTED for a value that is no device type. */
+ * DEVICE_TYPE_NOT_SUPPORTED for a value that is not a device type. */
 INFINI_API infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count);
 
-/* Writes 1 where the host reads and writes the device's memory by its address, as the CPU's own and that of devices with
- * unified memory; 0 where it takes a copy. DEVICE_TYPE_NOT_SUPPORTED and DEVICE_NOT_FOUND as infinirtSetDevice. */
+/* Writes 1 if the host reads and writes the device's memory by its address (the CPU's own, and unified memory), 0 if it
+ * needs copies. DEVICE_TYPE_NOT_SUPPORTED and DEVICE_NOT_FOUND as infinirtSetDevice. */
 INFINI_API infiniStatus_t infinirtIsHostAccessible(infiniDevice_t device, int device_id, int *is_accessible);
 
-/* Makes a device the calling thread's current one; a thread starts with CPU 0. What fails changes nothing:
+/* Makes a device the calling thread's current one; a thread starts with CPU 0. A failure changes nothing:
  * DEVICE_TYPE_NOT_SUPPORTED without a backend for it in this build, DEVICE_NOT_FOUND for a device_id out of range. */
 INFINI_API infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);
 
-/* The calling thread's current device. Either pointer may be NULL where that half is of no interest. */
+/* The calling thread's current device. Either pointer may be NULL. */
 INFINI_API infiniStatus_t infinirtGetDevice(infiniDevice_t *device_ptr, int *device_id_ptr);
 
-/* Returns when all work queued on the current device is done; with the status of the first piece of it, on any stream,
- * that failed since the stream's last synchronisation. What is being captured is not queued; on NVIDIA devices
- * BAD_PARAM while a stream of the device is captured. */
+/* Returns when all work queued on the current device is done, with the status of the first failure on any stream since
+ * that stream's last synchronisation. Work that is being captured is not queued; on NVIDIA devices BAD_PARAM while a
+ * stream of the device is captured. */
 INFINI_API infiniStatus_t infinirtDeviceSynchronize(void);
 
 /* ---- streams (of the current device) ---- */
@@ -67,58 +67,56 @@ typedef enum INFINI_ENUM_BASE {
     INFINIRT_STREAM_QUEUED = 1 /* on the CPU, queued instead of immediate; streams of other devices always are */
 } infinirtStreamFlags_t;
 
-/* BAD_PARAM where INFINI_CPU_STREAMS is neither queued nor immediate. */
+/* BAD_PARAM if INFINI_CPU_STREAMS is neither queued nor immediate. */
 INFINI_API infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
 
-/* `flags`: an or of infinirtStreamFlags_t; BAD_PARAM for other bits. INTERNAL_ERROR where the system has no more threads
+/* `flags`: an or of infinirtStreamFlags_t; BAD_PARAM for other bits. INTERNAL_ERROR if the system has no more threads
  * for a queued stream. (An addition to the Infini interface.) */
 INFINI_API infiniStatus_t infinirtStreamCreateWithFlags(infinirtStream_t *stream_ptr, uint32_t flags);
 
 /* Registers a stream that the caller has created with the driver (a cudaStream_t, also torch's) as one of the current
  * device: *stream_ptr is `native` itself, which the functions below accept from then on. It stays the caller's:
- * infinirtStreamDestroy() only unregisters it, once for each registration, and waits for nothing. To be unregistered
+ * infinirtStreamDestroy() only unregisters it, once for each registration, and waits for nothing. Unregister a stream
  * before its owner destroys it. BAD_PARAM for a stream of infinirtStreamCreate(), or of another device;
- * NOT_IMPLEMENTED on the CPU. CUDA's default stream is cudaStreamLegacy here, since NULL is refused. (An addition to
- * the Infini interface.) */
+ * NOT_IMPLEMENTED on the CPU. Pass CUDA's default stream as cudaStreamLegacy, since NULL is NULL_POINTER. (An addition
+ * to the Infini interface.) */
 INFINI_API infiniStatus_t infinirtStreamFromNative(infinirtStream_t *stream_ptr, void *native);
 
-/* Waits for the queued work, then frees the stream. NULL is refused with NULL_POINTER. A capture that began on it is
- * lost, and so is a failure that no synchronisation has reported. Threads that wait for the stream return as ever.
- * On NVIDIA devices a stream that joined a capture takes that capture with it. */
+/* Waits for the queued work, then frees the stream. NULL_POINTER for NULL. A capture that began on it is lost, and so
+ * is a failure that no synchronisation has reported. Threads that wait for the stream still return.
+ * On NVIDIA devices, destroying a stream that joined a capture loses that capture. */
 INFINI_API infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream);
 
-/* Returns when all work queued before is done; with the status of the first piece of it that failed since the last
- * synchronisation (its sentence is the last error then), if any did. Work after that piece has run all the same.
- * BAD_PARAM while the stream is captured; a NULL stream has nothing to wait for. */
+/* Returns when all work queued before is done, with the status of the first failure since the last synchronisation (its
+ * message becomes the last error). Work after the failure has still run. BAD_PARAM while the stream is captured; a NULL
+ * stream has nothing to wait for. */
 INFINI_API infiniStatus_t infinirtStreamSynchronize(infinirtStream_t stream);
 
-/* What is queued on `stream` from now on waits for the last infinirtEventRecord() of `event` before this call; an event
- * that was never recorded holds nothing up. With a NULL or an immediate stream the call itself waits. If that record is part of a
- * capture, the stream joins the capture; a captured stream waits for no other. BAD_PARAM otherwise, or after that
- * capture's end. */
+/* Work queued on `stream` from now on waits for the last infinirtEventRecord() of `event` before this call; an event
+ * that was never recorded delays nothing. With a NULL or an immediate stream the call itself waits. If that record is
+ * part of a capture, the stream joins the capture; a captured stream can wait for no other event. BAD_PARAM otherwise,
+ * or after that capture's end. */
 INFINI_API infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
 
 /* Queues function(data), which runs on a thread of the stream with the caller's omp_get_max_threads(). A status other
- * than SUCCESS is the stream's failure, with the sentence that the function gave to infinirtSetLastErrorMessage().
+ * than SUCCESS is the stream's failure, with the message that the function gave to infinirtSetLastErrorMessage().
  * With a NULL or an immediate stream it has run on return, and its status is returned.
  *
- * `data` must stay valid until release(data) is called: once, by any thread, when the function will not run again,
- * which is after it ran, or, captured, with the last of the capture, its graph, what was instantiated from that, and
- * launches still queued. release may be NULL. Where this call fails, release is not called and `data` stays the
- * caller's.
+ * `data` must stay valid until release(data) is called: once, by any thread, when the function will not run again. That
+ * is after it ran or, if it was captured, when the capture, its graph, the graph's instances and their queued launches
+ * are all gone. release may be NULL. If this call fails, release is not called and `data` stays the caller's.
  *
- * On a queued stream, neither function nor release may call infinirt functions that wait (BAD_PARAM, but for
+ * On a queued stream, neither function nor release may call infinirt functions that wait (BAD_PARAM, except for
  * infinirtFree()).
- * Only for streams of the CPU: others answer NOT_IMPLEMENTED. */
+ * Only for streams of the CPU: NOT_IMPLEMENTED for others. */
 typedef infiniStatus_t (*infinirtHostFunction_t)(void *data);
 INFINI_API infiniStatus_t infinirtStreamLaunchHostFunction(infinirtStream_t stream, infinirtHostFunction_t function,
                                                            void *data, void (*release)(void *data));
 
 /* For libraries that queue kernels themselves, as libinfiniop does: calls enqueue(native, data) once, on this thread,
- * with the device current to its driver meanwhile, and returns what that returned. `native` is what the driver takes
- * for a stream: `stream` as it came, which need not be known here; where that is NULL, a stream on which all is done
- * when this call returns. The device need not be the current one. NOT_IMPLEMENTED on the CPU. (An addition to the
- * Infini interface.) */
+ * with the device current in its driver meanwhile, and returns its status. `native` is the driver's stream: `stream`
+ * itself, which need not be registered here; if that is NULL, a stream whose work is done when this call returns. The
+ * device need not be the current one. NOT_IMPLEMENTED on the CPU. (An addition to the Infini interface.) */
 typedef infiniStatus_t (*infinirtEnqueue_t)(void *native, void *data);
 INFINI_API infiniStatus_t infinirtStreamEnqueue(infiniDevice_t device, int device_id, infinirtStream_t stream,
                                                 infinirtEnqueue_t enqueue, void *data);
@@ -141,8 +139,8 @@ INFINI_API infiniStatus_t infinirtEventCreateWithFlags(infinirtEvent_t *event_pt
 /* Queues the event on the stream: it is complete when all work queued before is. Recording it again replaces the
  * earlier record; streams and threads that already wait for that one are not affected. Event and stream must be of one
  * device.
- * On a captured stream it only marks a place in the capture: replays do not complete it, and until it is recorded anew
- * Query, Synchronize and ElapsedTime refuse the event with BAD_PARAM. */
+ * On a captured stream the record is only part of the capture: replays do not complete the event, and until it is
+ * recorded again, Query, Synchronize and ElapsedTime return BAD_PARAM. */
 INFINI_API infiniStatus_t infinirtEventRecord(infinirtEvent_t event, infinirtStream_t stream);
 
 /* Whether the last record is complete; an event that was never recorded is. Does not wait. */
@@ -160,11 +158,11 @@ INFINI_API infiniStatus_t infinirtEventElapsedTime(float *ms_ptr, infinirtEvent_
 
 /* ---- memory (of the current device, and of its host) ---- */
 
-/* `size` bytes of device memory, aligned to at least 64; 0 bytes give NULL. INTERNAL_ERROR where memory is short.
+/* `size` bytes of device memory, aligned to at least 64; 0 bytes give NULL. INTERNAL_ERROR if there is not enough.
  * To be freed with infinirtFree() or infinirtFreeAsync(), while the same device is current or by a stream of it. */
 INFINI_API infiniStatus_t infinirtMalloc(void **p_ptr, size_t size);
 
-/* The same of host memory from which the device copies fast (pinned); to be freed with infinirtFreeHost() anywhere. */
+/* The same of pinned host memory, which the device copies faster; to be freed with infinirtFreeHost() anywhere. */
 INFINI_API infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size);
 
 /* Waits for the device's queued work, then frees; in a host function that a stream runs, frees without waiting.
@@ -182,16 +180,16 @@ typedef enum INFINI_ENUM_BASE {
     INFINIRT_MEMCPY_D2D = 3
 } infinirtMemcpyKind_t;
 
-/* Copies `size` bytes; done on return. It waits for no stream. The two may overlap. BAD_PARAM for a kind that is none,
- * and for a range that begins inside an allocation of ours and reaches beyond its end; memory that is not ours is taken
- * as it is. NULL_POINTER for a NULL where size is not 0. */
+/* Copies `size` bytes; done on return. It waits for no stream. The ranges may overlap. BAD_PARAM for an invalid kind,
+ * and for a range that begins inside an allocation of infinirt and reaches beyond its end; other memory is not checked.
+ * NULL_POINTER for NULL if size is not 0. */
 INFINI_API infiniStatus_t infinirtMemcpy(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind);
 
 /* The same, queued on the stream; both ranges must stay valid until it is done. */
 INFINI_API infiniStatus_t infinirtMemcpyAsync(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind,
                                               infinirtStream_t stream);
 
-/* Device memory that may be used by what is queued on the stream from now on. Not while the stream is captured
+/* Device memory for work that is queued on the stream from now on. Not while the stream is captured
  * (NOT_IMPLEMENTED). With a NULL stream the same as infinirtMalloc(). */
 INFINI_API infiniStatus_t infinirtMallocAsync(void **p_ptr, size_t size, infinirtStream_t stream);
 
@@ -212,9 +210,9 @@ typedef enum INFINI_ENUM_BASE {
     INFINIRT_STREAM_CAPTURE_MODE_RELAXED = 2
 } infinirtStreamCaptureMode_t;
 
-/* From now on what is queued on the stream is kept instead of run. A stream that waits for an event recorded on a
- * captured one joins the capture. While captured, a stream cannot be synchronised. BAD_PARAM for NULL, which is no
- * queue, and for a stream that is captured already. */
+/* From now on, work queued on the stream is recorded instead of run. A stream that waits for an event recorded on a
+ * captured one joins the capture. While captured, a stream cannot be synchronised. BAD_PARAM for NULL, which is not a
+ * queue, and for a stream that is already captured. */
 INFINI_API infiniStatus_t infinirtStreamBeginCapture(infinirtStream_t stream, infinirtStreamCaptureMode_t mode);
 
 /* Ends the capture where it began; the graph belongs to the caller. BAD_PARAM on a stream where none began. Streams
@@ -222,15 +220,15 @@ INFINI_API infiniStatus_t infinirtStreamBeginCapture(infinirtStream_t stream, in
  * before (BAD_PARAM, and the capture is lost), and unless the mode is RELAXED the thread must be the one that began. */
 INFINI_API infiniStatus_t infinirtStreamEndCapture(infinirtStream_t stream, infinirtGraph_t *graph_ptr);
 
-/* What was instantiated from the graph stays valid. */
+/* Instances of the graph stay valid. */
 INFINI_API infiniStatus_t infinirtGraphDestroy(infinirtGraph_t graph);
 
-/* Makes a graph ready to run. On failure *node_ptr is the node at fault (NULL where it is none in particular) and
+/* Makes a graph ready to run. On failure *node_ptr is the node at fault (NULL for no particular node) and
  * log_buffer[buffer_size] says why; on success they are NULL and "". Either pointer may be NULL. */
 INFINI_API infiniStatus_t infinirtGraphInstantiate(infinirtGraphExec_t *graph_exec_ptr, infinirtGraph_t graph,
                                                    infinirtGraphNode_t *node_ptr, char *log_buffer, size_t buffer_size);
 
-/* Launches that are queued already still run. */
+/* Launches that are already queued still run. */
 INFINI_API infiniStatus_t infinirtGraphExecDestroy(infinirtGraphExec_t graph_exec);
 
 /* Queues one run of everything captured, in an order that keeps every dependency; it reads and writes the memory that
@@ -240,26 +238,26 @@ INFINI_API infiniStatus_t infinirtGraphLuanch(infinirtGraphExec_t graph_exec, in
 
 /* ---- errors, and the CPU's instruction sets (additions to the Infini interface) ---- */
 
-/* What the last call that failed on this thread has to say; "" if none did. Valid until the next failure on it. */
+/* The message of the last call that failed on this thread; "" if none did. Valid until the next failure on it. */
 INFINI_API const char *infiniGetLastErrorMessage(void);
 
-/* For libraries that stand on this one: sets that sentence (a copy of at most 2047 bytes); NULL clears it. */
+/* For libraries built on this one: sets that message (a copy of at most 2047 bytes); NULL clears it. */
 INFINI_API void infinirtSetLastErrorMessage(const char *message);
 
 /* The instruction set that the CPU kernels use now: "baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni",
  * "avx512_bf16" or "avx512_amx", on AArch64 "neon", "neon_dotprod", "neon_bf16" or (emulated only) "avx512_amx"; NULL
- * where the environment variable INFINI_CPU_CAPABILITY names none of the list, or INFINI_EMULATE is not "amx". Its place
- * in that list, from 0; -1 likewise. A machine may lack one and have a higher one. */
+ * if the environment variable INFINI_CPU_CAPABILITY names none of the list, or INFINI_EMULATE is not "amx". The level
+ * is its index in that list; -1 instead of NULL. A machine may lack a level and have a higher one. */
 INFINI_API const char *infinirtCpuCapability(void);
 INFINI_API int infinirtCpuCapabilityLevel(void);
 
-/* The highest one that this machine and this build have, and whether they have a certain one: 1, 0, or -1 for an unknown
- * name. With INFINI_EMULATE=amx every machine has "avx512_amx", in plain C++, for tests. */
+/* The highest one that this machine and this build have, and whether they have a certain one: 1, 0, or -1 for an
+ * unknown name. With INFINI_EMULATE=amx every machine has "avx512_amx", in plain C++, for tests. */
 INFINI_API const char *infinirtCpuHighestCapability(void);
 INFINI_API int infinirtCpuHasCapability(const char *name);
 
-/* What the level in use is made of: the place of its vector instructions in that list, at most that of "avx512_bf16"
- * or "neon_bf16"; and whether matrices are multiplied in tile registers: 0 no, 1 in those of AMX, 2 in emulated ones. */
+/* The parts of the level in use: the index of its vector instructions in that list, at most that of "avx512_bf16" or
+ * "neon_bf16"; and whether matrices are multiplied in tile registers: 0 no, 1 in those of AMX, 2 in emulated ones. */
 INFINI_API int infinirtCpuVectorLevel(void);
 INFINI_API int infinirtCpuTiles(void);
 

@@ -1,5 +1,4 @@
-// DeviceEvent: a mark in a stream's work that others wait for, and between two of which time is measured.
-// It belongs to the device that it was made for.
+// DeviceEvent: an event of one device. Record it on a stream, wait for it, measure the time between two of them.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +24,10 @@ public:
     void record(); // on this thread's stream of the event's device
     void record(infinirtStream_t stream);
     void synchronize();
-    bool query() const; // whether what was recorded is complete; true where nothing was
+    bool query() const; // whether the last record is complete; true if there is none
     // Milliseconds from this event to `other`, both recorded and complete.
     float elapsed_time(const DeviceEvent &other) const;
-    // What is queued on the stream (NULL: this thread's) from now on waits for the event.
+    // Work that is queued on the stream (NULL: this thread's) from now on waits for the event.
     void wait(infinirtStream_t stream = nullptr) const;
 
     Device device() const { return device_; }

@@ -1,5 +1,5 @@
-// Memory: a piece of device, host or pinned host memory with what frees it. context::allocateMemory() and its kin make
-// them, from caches that belong to a device; tensors share them.
+// Memory: a block of device, host or pinned host memory with its deleter. context::allocateMemory() and its variants
+// allocate it from caches of the device; tensors share it.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ class Memory {
 public:
     using Deleter = std::function<void(std::byte *)>;
 
-    // `deleter(data)` is called once, when the last owner lets go; an empty one frees nothing.
+    // `deleter(data)` is called once, when the last owner is destroyed; an empty deleter frees nothing.
     Memory(std::byte *data, size_t size, Device device, Deleter deleter, bool pin_memory = false);
     ~Memory();
     Memory(const Memory &) = delete;
@@ -26,21 +26,22 @@ public:
     size_t size() const { return size_; } // bytes
     bool is_pinned() const { return pinned_; }
 
-    // (Additions to InfiniCore's interface, all that follows.) Whether it is freed with this object; what is not may be larger than size() says.
+    // (Additions to InfiniCore's interface, to the end of the class.)
+    // Whether the memory is freed with this object; if not, it may be larger than size().
     bool is_owned() const { return static_cast<bool>(deleter_); }
-    // Whether this was allocated while a graph was recorded that has not run yet: its contents are not there.
+    // Whether this was allocated in the recording of a graph that has not run yet: it has no contents.
     bool is_recorded_only() const { return graph_ran_ != nullptr && !graph_ran_->load(std::memory_order_acquire); }
     // Whether it belongs to the graph that this thread records.
     bool is_recorded_now() const;
     // Whether it belongs to the graph whose first run sets `ran`.
     bool is_of(const std::shared_ptr<std::atomic<bool>> &ran) const { return graph_ran_ == ran; }
-    // Whether it is a block of that graph's pool, too, which lives as long as the graph.
+    // Whether it is also a block of that graph's pool, which lives as long as the graph.
     bool is_pooled_by(const std::shared_ptr<std::atomic<bool>> &ran) const { return is_pooled_ && is_of(ran); }
     void set_pool(std::shared_ptr<const std::atomic<bool>> ran) {
         graph_ran_ = std::move(ran);
         is_pooled_ = true;
     }
-    // Lets it belong to the graph that this thread records, where there is one, which writes it but does not own it.
+    // Assigns it to the graph that this thread records, if any, which writes it but does not own it.
     void set_recorded_now();
 
 private:
@@ -53,13 +54,13 @@ private:
     std::shared_ptr<const std::atomic<bool>> graph_ran_;
 };
 
-// What the caches of one device hold, in bytes but for the last two. (An addition to InfiniCore's interface.)
+// The memory of one device, in bytes except for the last two. (An addition to InfiniCore's interface.)
 struct MemoryStats {
     size_t in_use = 0;      // by Memory objects that are alive, rounded up to the caches' block sizes
     size_t cached = 0;      // free blocks that the caches keep
     size_t peak_in_use = 0; // the most that was in use at once
-    size_t allocations = 0; // pieces of memory asked for
-    size_t cache_hits = 0;  // of these, served from a cache
+    size_t allocations = 0; // number of allocations
+    size_t cache_hits = 0;  // of these, from a cache
 };
 
 } // namespace infinicore

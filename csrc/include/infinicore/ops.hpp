@@ -1,4 +1,4 @@
-// All ops: op::name(...) makes its result, op::name_(out, ...) writes it. What an op has to say about its tensors stands in
+// All ops: op::name(...) allocates its result, op::name_(out, ...) writes to out. The rules for an op's tensors are in
 // csrc/include/infiniop/ops.
 #pragma once
 

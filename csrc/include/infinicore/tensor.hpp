@@ -1,5 +1,5 @@
-// Tensor: a handle of a strided view of a Memory. Copying a Tensor shares the data; its methods are reached by ->, as in
-// t->shape(). Views (narrow, permute, view, ...) share the memory. What breaks a rule throws std::runtime_error.
+// Tensor: a handle of a strided view of a Memory. Copying a Tensor shares the data; its methods are reached by ->, as
+// in t->shape(). Views (narrow, permute, view, ...) share the memory. Invalid arguments throw std::runtime_error.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct TensorMetaData {
     Shape shape;
     Strides strides;
     DataType dtype;
-    mutable infiniopTensorDescriptor_t desc = nullptr; // made when TensorImpl::desc() is first asked for it
+    mutable infiniopTensorDescriptor_t desc = nullptr; // created by the first call of TensorImpl::desc()
 
     TensorMetaData(const Shape &shape, const Strides &strides, const DataType &dtype);
     ~TensorMetaData();
@@ -47,8 +47,8 @@ struct TensorSliceParams {
 
 class Tensor {
 public:
-    // Unwritten memory, contiguous. `device` becomes the calling thread's current one; with pin_memory a tensor of the CPU
-    // lies in pinned memory, from which the current device copies fast.
+    // Uninitialized, contiguous. `device` becomes the calling thread's current one; with pin_memory a tensor of the CPU
+    // is in pinned memory, which the current device copies faster.
     static Tensor empty(const Shape &shape, const DataType &dtype, const Device &device, bool pin_memory = false);
     // Strides at least 0; the memory ends with the last element.
     static Tensor strided_empty(const Shape &shape, const Strides &strides, const DataType &dtype, const Device &device,
@@ -81,7 +81,7 @@ protected:
     std::shared_ptr<TensorImpl> impl_;
     friend class TensorImpl;
 
-    // Throws where the tensor is not usable any more; see graph::GraphTensor.
+    // Throws if the tensor is no longer usable; see graph::GraphTensor.
     void resume_from_blob_() const;
 };
 
@@ -95,7 +95,7 @@ public:
 
     const Shape &shape() const { return meta_.shape; }
     const Strides &strides() const { return meta_.strides; }
-    // Strictly: a dimension of one element counts with its stride too.
+    // Strict: the stride of a dimension of one element counts too.
     bool is_contiguous() const;
     Size ndim() const { return meta_.shape.size(); }
     Size numel() const;
@@ -109,18 +109,19 @@ public:
     bool is_pinned() const { return data_.memory->is_pinned(); }
 
     std::string info() const;
-    // Waits for the current stream, then prints info() and the values, or writes the elements' bytes in order to a file.
+    // Waits for the current stream, then prints info() and the values, or writes the elements' bytes in order to a
+    // file.
     void debug(const std::string &filename) const;
     void debug() const;
 
-    // The same elements without a share of the memory.
+    // The same elements, without ownership of the memory.
     Tensor to_blob() const;
 
-    // On the same device the tensor itself; else a contiguous copy, done on return.
+    // The tensor itself if it is on the device; else a contiguous copy, done on return.
     Tensor to(Device device) const;
     // Same shape and dtype; on one device any strides. From or to the host the copy is done on return.
     void copy_from(Tensor src);
-    // The tensor itself where it is contiguous, else a copy.
+    // The tensor itself if it is contiguous, else a copy.
     Tensor contiguous() const;
 
     Tensor squeeze(size_t dim) const;   // of a dimension of 1

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* To be read only. */
+/* Read-only for callers. */
 struct InfiniopHandle {
     infiniDevice_t device;
     int device_id;

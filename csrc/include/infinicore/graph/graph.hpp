@@ -1,5 +1,5 @@
-// Graphs: ops that were noted between context::startGraphRecording() and stopGraphRecording(), to be repeated by run() on
-// the memory that they were noted with. Also how an op of a caller's own is made recordable: the INFINICORE_GRAPH_OP macros.
+// Graphs: ops recorded between context::startGraphRecording() and stopGraphRecording(), which run() repeats on the same
+// memory. The INFINICORE_GRAPH_OP macros make a caller's own op recordable.
 #pragma once
 
 #include <functional>
@@ -17,16 +17,16 @@ class Recorder;
 
 namespace infinicore::graph {
 
-// A tensor as a planned op keeps it: while a graph is recorded, the address without a share of the memory, which the
-// graph looks after, so that later ops of it may use the memory of what is not needed any more; otherwise a share.
+// A tensor that a planned op keeps. While a graph is recorded it does not own the memory: the graph does, so that later
+// ops may reuse the memory of tensors that are no longer needed. Otherwise it shares ownership.
 class GraphTensor : public Tensor {
 public:
     GraphTensor(const Tensor &tensor);
-    // Makes it usable when the op runs; throws for an empty one.
+    // Makes it usable when the op runs; throws for an empty tensor.
     void resume() const;
 };
 
-// An op with its arguments: what plan made for them, what runs that, and what frees it.
+// An op with its arguments: the data that plan made for them, and the functions that run and free it.
 class GraphOperator {
 public:
     using run_schema = void (*)(void *planned_meta);
@@ -37,7 +37,7 @@ public:
     GraphOperator &operator=(const GraphOperator &) = delete;
     virtual ~GraphOperator();
     virtual void run() const;
-    virtual std::string name() const; // for report(); the class's
+    virtual std::string name() const; // for report(); the name of the class
 
 protected:
     void *planned_meta_ = nullptr;
@@ -45,8 +45,8 @@ protected:
     cleanup_schema deleter_ = nullptr;
 };
 
-// A function of the host as an op: what it queues on context::getStream() becomes part of a device's graph. What it uses it
-// has to keep alive. (An addition to InfiniCore's interface.)
+// A function of the host as an op: work that it queues on context::getStream() becomes part of a device's graph. It
+// must keep alive what it uses. (An addition to InfiniCore's interface.)
 class HostOperator : public GraphOperator {
 public:
     explicit HostOperator(std::function<void()> function, std::string name = "host function")
@@ -69,10 +69,11 @@ public:
     Graph &operator=(const Graph &) = delete;
 
     // Queues all ops, in the order of their recording, on this thread's stream of the graph's device, which becomes
-    // current. Any thread may call it; runs of one graph come one behind another. The first failure throws.
+    // current. Any thread may call it; runs of one graph are serialized. The first failure throws.
     void run() const;
 
-    // What became of the recording: its ops, what was fused, and how it runs. (Additions to InfiniCore's interface.)
+    // The number of ops, and a text with the ops, the fused ones and how they run. (Additions to InfiniCore's
+    // interface.)
     size_t size() const { return op_list_.size(); } // after fusion
     std::string report() const;
 
@@ -91,7 +92,8 @@ private:
 
 } // namespace infinicore::graph
 
-// An op of the graph kind. In a header: INFINICORE_GRAPH_OP_CLASS(Name, argument types...). In a source: the constructor
+// An op of the graph kind. In a header: INFINICORE_GRAPH_OP_CLASS(Name, argument types...). In a source: the
+// constructor
 //   Name::Name(Tensor y, Tensor x) { INFINICORE_GRAPH_OP_DISPATCH(y->device().getType(), y, x); }
 //   void Name::execute(Tensor y, Tensor x) { INFINICORE_GRAPH_OP_RECORD_OR_RUN(Name, y, x); }
 //   INFINICORE_GRAPH_OP_DISPATCHERS_IMPL(Name);

@@ -1,4 +1,4 @@
-// nn::Embedding: the rows of a table [num_embeddings, embedding_dim] by their numbers.
+// nn::Embedding: the rows of a table [num_embeddings, embedding_dim] at given indices.
 #pragma once
 
 #include <cstdint>

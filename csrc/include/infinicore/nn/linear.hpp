@@ -10,7 +10,7 @@
 
 namespace infinicore::nn {
 
-// What the linear modules share. It makes no weight itself: a derived class registers weight_ [out, in] and bias_.
+// Base of the linear modules. It creates no weight: a derived class registers weight_ [out, in] and bias_.
 class BaseLinear : public Module {
 public:
     BaseLinear(size_t in_features, size_t out_features, bool bias = true, const DataType &dtype = DataType::F32,
@@ -53,7 +53,7 @@ public:
     std::string extra_repr() const;
 };
 
-// Each rank has a part of the output features, of weight and bias; forward makes that part of the result.
+// Each rank has a shard of the output features, of weight and bias; forward computes that part of the result.
 class ColumnParallelLinear : public BaseLinear {
 public:
     ColumnParallelLinear(size_t in_features, size_t out_features, bool bias = true,
@@ -69,8 +69,9 @@ protected:
     Size tp_size_ = 1;
 };
 
-// Each rank has a part of the input features; forward takes that part of the input and sums the ranks' products where
-// there is a communicator. Without one the result is this rank's term. The bias is loaded on every rank, and added by rank 0.
+// Each rank has a shard of the input features; forward takes that part of the input and all-reduces the ranks' products
+// if there is a communicator. Without one the result is this rank's term. The bias is loaded on every rank, and added
+// by rank 0.
 class RowParallelLinear : public BaseLinear {
 public:
     RowParallelLinear(size_t in_features, size_t out_features, bool bias = true, const DataType &dtype = DataType::F32,

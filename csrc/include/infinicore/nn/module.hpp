@@ -1,5 +1,5 @@
-// nn::Module: parameters, buffers and submodules by name, and how a checkpoint fills them. The macros at the end declare
-// members of a module, called NAME_, and make and register them in its constructor.
+// nn::Module: parameters, buffers and submodules by name, and how a checkpoint fills them. The macros at the end
+// declare members of a module, called NAME_, and make and register them in its constructor.
 #pragma once
 
 #include <memory>
@@ -20,28 +20,28 @@ public:
     Module() = default;
     virtual ~Module() = default;
 
-    // The parameters of this module and of all below it, by dotted names: "layers.0.weight". Buffers are not among them,
-    // as those of PyTorch that are not persistent: a module computes its tables itself.
-    // The reference holds until the module goes; what it refers to changes only where parameters have been registered
-    // since, and then by a call of state_dict() alone.
+    // The parameters of this module and its submodules, by dotted names: "layers.0.weight". Buffers are not included,
+    // like PyTorch's non-persistent ones: a module computes its tables itself.
+    // The reference is valid until the module is destroyed. Parameters that are registered later appear at the next
+    // call of state_dict(); nothing else changes the map.
     const std::unordered_map<std::string, Parameter> &state_dict() const;
 
-    // Loads what the module has; other names are ignored.
+    // Loads the module's parameters; other names are ignored.
     void load_state_dict(const std::unordered_map<std::string, Tensor> &_state_dict);
 
-    // Copies this rank's part of the whole into a parameter or a buffer (Parameter::load). A name that is not there
-    // throws.
+    // Copies this rank's shard of the whole tensor into a parameter or a buffer (Parameter::load). Throws for an
+    // unknown name.
     void load_parameter(const std::string &name, const Tensor &param);
 
-    // The same, and also takes a tensor of the shard's own shape, which is copied as it is.
+    // The same, but also takes a tensor of the shard's shape, which is copied as it is.
     void load_parameter_(const std::string &name, const Tensor &param);
 
     // Parameter::load_blob.
     void load_parameter_from_blob(const std::string &name, const void *data);
 
 protected:
-    // A name may have dots, so that a module can present parts of a fused weight under a checkpoint's names. Registering
-    // a name again replaces what it meant.
+    // A name may have dots, so that a module can present parts of a fused weight under a checkpoint's names.
+    // Registering a name again replaces the earlier tensor.
     Tensor register_parameter(const std::string &name, Parameter param);
     Tensor register_buffer(const std::string &name, Parameter buffer);
 

@@ -11,19 +11,20 @@ class Parameter : public Tensor {
 public:
     Parameter() = default;
 
-    // The tensor is the shard itself, as it is: a view of a fused weight stays one. It is shared, not copied.
+    // The tensor is this rank's shard. It is shared, not copied: a view of a fused weight stays a view.
     Parameter(const Tensor &tensor, Size tp_dim = 0, Size tp_rank = 0, Size tp_size = 1);
 
-    // `shape` is the whole's: the shard has its size in tp_dim divided by tp_size, which must leave no rest. The memory
-    // holds nothing until it is loaded.
+    // `shape` is that of the whole tensor: the shard's size in tp_dim is that divided by tp_size, without a remainder.
+    // The memory is uninitialized until it is loaded.
     Parameter(const Shape &shape, const DataType &dtype, const Device &device, Size tp_dim = 0, Size tp_rank = 0,
               Size tp_size = 1);
 
-    // Copies this rank's part of the whole, which lies contiguous in host memory at `data`, and is not used afterwards.
+    // Copies this rank's shard of the whole tensor, which is contiguous in host memory at `data` and not used
+    // afterwards.
     void load_blob(const void *data);
 
-    // Copies this rank's part of the whole, which may have any strides and be on any device. Its dtype must be the
-    // parameter's.
+    // Copies this rank's shard of the whole tensor, which may have any strides and be on any device. Its dtype must be
+    // the parameter's.
     void load(const Tensor &tensor);
 
 protected:

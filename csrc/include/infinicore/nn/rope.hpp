@@ -12,7 +12,7 @@ namespace infinicore::nn {
 
 class RoPE : public Module {
 public:
-    // Which columns of a head are turned together: GPT_J (2i, 2i + 1), GPT_NEOX (i, i + head_dim / 2).
+    // Which columns of a head form a pair: GPT_J (2i, 2i + 1), GPT_NEOX (i, i + head_dim / 2).
     enum class Algo { GPT_J = 0, GPT_NEOX = 1 };
 
     enum class ScalingType { DEFAULT = 0, LONGROPE = 1 };
@@ -28,10 +28,10 @@ public:
         ScalingType type_;
     };
 
-    // LongRoPE (Ding et al., LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens, 2024): frequency i is divided
-    // by long_factor[i], or by short_factor[i] where the tables reach no further than the original length. Sines and
-    // cosines are multiplied by sqrt(1 + ln(scale) / ln(original length)); scale is `factor`, or where that is 1 the
-    // tables' length divided by the original one. A scale of at most 1 multiplies by 1.
+    // LongRoPE (Ding et al., LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens, 2024): frequency i is
+    // divided by long_factor[i], or by short_factor[i] where the tables reach no further than the original length.
+    // Sines and cosines are multiplied by sqrt(1 + ln(scale) / ln(original length)); scale is `factor`, or where that
+    // is 1 the tables' length divided by the original one. A scale of at most 1 multiplies by 1.
     class LongRopeConfig : public ScalingConfig {
     public:
         LongRopeConfig(std::vector<float> short_factor, std::vector<float> long_factor,
@@ -54,8 +54,8 @@ public:
          const DataType &dtype = DataType::F32, const Device &device = Device(),
          std::shared_ptr<ScalingConfig> scaling = nullptr);
 
-    // x [seq, heads, head_dim] or [batch, seq, heads, head_dim] turned by the positions pos [seq] or [batch, seq]: as a
-    // new tensor, in x itself, or in y.
+    // x [seq, heads, head_dim] or [batch, seq, heads, head_dim] rotated by the positions pos [seq] or [batch, seq]: as
+    // a new tensor, in x itself, or in y.
     Tensor forward(const Tensor &x, const Tensor &pos, bool in_place = false) const;
     Tensor forward(const Tensor &y, const Tensor &x, const Tensor &pos) const;
 

@@ -1,4 +1,4 @@
-// embedding: the rows of weight [rows, dim] that input names: out has the shape of input, I32 or I64, with dim behind it.
+// embedding: the rows of weight [rows, dim] at the indices input [...], I32 or I64; out is [..., dim].
 // input may be on the CPU while weight is on another device: it is copied at each run.
 #pragma once
 

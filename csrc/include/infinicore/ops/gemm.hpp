@@ -8,7 +8,7 @@ namespace infinicore::op {
 
 INFINICORE_GRAPH_OP_CLASS(Gemm, Tensor, Tensor, Tensor, float, float);
 
-// A new c holds zeros before.
+// Computes into a new c of zeros.
 Tensor gemm(Tensor a, Tensor b, float alpha = 1.0f, float beta = 0.0f);
 void gemm_(Tensor c, Tensor a, Tensor b, float alpha, float beta);
 

@@ -1,4 +1,4 @@
-// paged_attention_prefill: paged_attention for several queries of each sequence, which see no keys behind their own.
+// paged_attention_prefill: paged_attention for several queries of each sequence, which see no keys after their own.
 // Sequence i has the queries cum_seqlens_q[i] to cum_seqlens_q[i + 1] - 1 of q and total_kv_lens[i] keys, the new ones
 // included; both I64 or I32.
 #pragma once

@@ -1,5 +1,5 @@
-// random_sample: the index of one of the logits [n], drawn by a given number of [0, 1] after temperature, top-k and top-p.
-// The largest where random_val, topp or temperature is 0 or topk is 1; topk <= 0 is no limit.
+// random_sample: the index of one of the logits [n], drawn by a given number of [0, 1] after temperature, top-k and
+// top-p. It is the largest logit's if random_val, topp or temperature is 0 or topk is 1; topk <= 0 is no limit.
 #pragma once
 
 #include "../tensor.hpp"

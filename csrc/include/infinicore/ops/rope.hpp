@@ -1,5 +1,5 @@
-// rope: turns each pair of a head's columns by its token's angle: x [seq, heads, dim] or [batch, seq, heads, dim]; pos has
-// rows of the tables, [max positions, dim / 2]. In place.
+// rope: rotates each pair of a head's columns by its token's angle: x [seq, heads, dim] or [batch, seq, heads, dim];
+// pos has each token's row of the tables [max positions, dim / 2]. In place.
 #pragma once
 
 #include "../nn/rope.hpp"

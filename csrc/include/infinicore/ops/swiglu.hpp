@@ -1,4 +1,4 @@
-// swiglu: c = silu(b) * a, element by element: b is the gate, a what is gated. In place with a or b.
+// swiglu: c = silu(b) * a, element by element: b is the gate, a is up. In place with a or b.
 #pragma once
 
 #include "../tensor.hpp"

@@ -8,13 +8,12 @@
  *                    and v go to the rows pos to pos + seq - 1, the others stay as they are.
  *   pos      tokens that are in the cache already: query t sees the rows 0 to pos + t
  *
- * What is written shares no memory with what is read, except that out may be q itself, seen as [seq, H, dim], and that
- * k and v may be the cache's rows pos to pos + seq - 1 themselves (the same addresses and strides): then nothing is
- * copied.
- * The two caches may lie interleaved in one piece of memory.
+ * out may be q itself, seen as [seq, H, dim]; k and v may be the cache's rows pos to pos + seq - 1 themselves (the same
+ * addresses and strides), and are then not copied. No other memory is both read and written.
+ * The two caches may be interleaved in memory.
  *
  * Scores, probabilities and sums are float, the result is rounded once.
- * Workspace: none on the CPU; on CUDA what the parts of a split sequence need.
+ * Workspace: none on the CPU; on CUDA the partial results of split sequences.
  *
  * Dtypes: F16, BF16, F32.
  * Differs from InfiniCore: scores and probabilities stay in float; out may have any outer strides; wrong shapes are

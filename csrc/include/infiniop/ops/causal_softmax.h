@@ -1,10 +1,10 @@
-/* CausalSoftmax: softmax over the last dimension in which the last q of k tokens ask and none sees a later one: row i
+/* CausalSoftmax: softmax over the last dimension with a causal mask: the rows are the last q of k tokens, and row i
  * sees columns j <= k - q + i. y = exp(x - m) / sum of exp(x - m) over the columns that the row sees, m the largest x
  * there, and 0 in the others, whatever x is there.
  *
  *   y, x  [..., q, k]  q <= k; 2 to 8 dimensions; F16, BF16 or F32, the same; any strides. In place.
  *
- * Where all that a row sees is -inf, and where it sees inf or NaN, what it sees becomes NaN. One rounding at the end.
+ * If a row sees only -inf, or any inf or NaN, all columns that it sees become NaN. One rounding at the end.
  * Reference for the method: Vaswani et al., Attention Is All You Need, 2017, section 3.2.3. Workspace: none.
  *
  * Dtypes: F16, BF16, F32.

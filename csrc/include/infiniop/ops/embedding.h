@@ -1,8 +1,8 @@
-/* Embedding: out[...] = weight[ids[...]]: the rows of a table that the ids name, copied bit for bit.
+/* Embedding: out[...] = weight[ids[...]]: the rows of a table at the ids, copied bit for bit.
  *
  *   out     [..., n]  one row for each id; the dtype of weight; stride 1 in the last dimension
- *   ids     [...]     0 to 7 dimensions; I64 or I32, each in 0 .. v - 1, else BAD_PARAM; on CUDA, where nobody waits for
- *                     the values, the row of any other id becomes NaN
+ *   ids     [...]     0 to 7 dimensions; I64 or I32, each in 0 .. v - 1, else BAD_PARAM; on CUDA, where the host does
+ *                     not read the values, the row of any other id becomes NaN
  *   weight  [v, n]    F16, BF16 or F32; stride 1 in the last dimension, rows at any distance
  *
  * out shares no memory with ids and weight. Workspace: none.

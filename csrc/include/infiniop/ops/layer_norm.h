@@ -1,4 +1,4 @@
-/* LayerNorm: over the last dimension of input, with what a backward pass needs:
+/* LayerNorm: over the last dimension of input, with the values that a backward pass needs:
  *
  *   input_std_deviation = sqrt(var + eps), var = the mean of (input - mean)^2, without Bessel's correction
  *   input_standardization = (input - mean) / input_std_deviation

@@ -5,14 +5,14 @@
  *   weight  [n, k]    the dtype of x; stride 1 in the last dimension, rows at any distance; read as it lies
  *   bias    [n]       the dtype of x or F32; stride 1; NULL at creation: none (then it is ignored when run)
  *
- * Sums in float, in an order that k alone decides, rounded once with the bias: a row of x has the same bits beside any
- * others. On CUDA that holds for up to 16 rows (4 of F32), which stream the weight; more rows are cuBLAS's. out shares
- * no memory with the others. Faster than Gemm where x has few rows, or where there is a bias. Workspace: none on the
- * CPU; on CUDA 32 MiB where the rows are cuBLAS's, and out once more in F32 where bias alone is F32.
+ * Sums in float, in an order that depends on k alone, rounded once with the bias: the result of a row of x has the same
+ * bits whatever the other rows are. On CUDA that holds for up to 16 rows (4 of F32), which stream the weight; cuBLAS
+ * multiplies more rows. out shares no memory with the others. Faster than Gemm if x has few rows, or if there is a
+ * bias. Workspace: none on the CPU; on CUDA 32 MiB if cuBLAS multiplies, and out once more in F32 if only bias is F32.
  *
  * Dtypes: F16, BF16, F32.
- * Differs from InfiniCore: an addition, not in its interface; the kernels of torch.ops.infini.linear; on CUDA, more than
- * 16 rows (4 of F32) need a workspace of 32 MiB. */
+ * Differs from InfiniCore: an addition, not in its interface; the kernels of torch.ops.infini.linear; on CUDA, more
+ * than 16 rows (4 of F32) need a workspace of 32 MiB. */
 #ifndef INFINIOP_OPS_LINEAR_H
 #define INFINIOP_OPS_LINEAR_H
 

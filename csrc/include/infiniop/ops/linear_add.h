@@ -7,8 +7,8 @@
  *   residual  [..., n]  the shape, the dtype and the strides of out. In place: it may be out itself
  *
  * The product with its bias is rounded to the dtype, as Linear rounds it; then the residual is added, and the sum
- * rounded. out shares no memory with x, weight or bias. Workspace: as Linear's; where the rows are cuBLAS's, also the
- * product's bytes.
+ * rounded. out shares no memory with x, weight or bias. Workspace: as Linear's; if cuBLAS multiplies, also the bytes of
+ * the product.
  *
  * Dtypes: F16, BF16, F32.
  * Differs from InfiniCore: an addition, not in its interface; on CUDA, a workspace where Linear has one, larger by the

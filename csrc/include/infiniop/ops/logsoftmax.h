@@ -2,7 +2,7 @@
  *
  *   y, x  [..., n]  1 to 8 dimensions; F16, BF16 or F32, each its own; any strides. In place if of one dtype.
  *
- * Where all x of a row are -inf, and where one is inf or NaN, all results of the row are NaN. Workspace: none.
+ * If all x of a row are -inf, or one is inf or NaN, all results of the row are NaN. Workspace: none.
  *
  * Dtypes: F16, BF16, F32; x and y each its own.
  * Differs from InfiniCore: 1 to 8 dimensions, not only 2 or 3. */

@@ -5,9 +5,9 @@
  *   p              at least 1
  *   eps            finite, at least 0
  *
- * Powers that no float holds do no harm: where they would occur, x is taken in units of the largest |x|. Zeros stay
- * zeros if eps > 0 and become NaN (0 / 0) if it is 0; inf becomes NaN, and 0 what is finite beside it; a NaN makes NaN
- * of all.
+ * Powers do not overflow or underflow: where they would, x is divided by the largest |x| first. Zeros stay zeros if
+ * eps > 0 and become NaN (0 / 0) if it is 0; inf becomes NaN, and finite values beside it 0; with a NaN, all results
+ * are NaN.
  *
  * torch.nn.functional.normalize has max(norm, eps) for norm + eps. Workspace: none.
  *

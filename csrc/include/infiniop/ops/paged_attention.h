@@ -6,19 +6,19 @@
  *   k_cache, v_cache  [blocks, Hkv, block size, D]  stride 1 in the last dimension, each with strides of its own; query
  *                                head h reads key head h / (H / Hkv), so H is a multiple of Hkv (BAD_TENSOR_SHAPE)
  *   block_tables      [n, max blocks]  I64 or I32: key t of sequence i is row t % block size of block
- *                                block_tables[i, t / block size]; only the entries that its length needs are looked at
+ *                                block_tables[i, t / block size]; only the entries that its length needs are read
  *   seq_lens          [n]        I64 or I32: keys of each sequence, that of the query included. 0: its part of out is
  *                                left as it is
  *   alibi_slopes      [H]        F32, or NULL for none (descriptor and address): bias = slope * (t - (seq_len - 1)),
  *                                zero for the last key and negative before
  *   scale                        finite; usually 1 / sqrt(D)
  *
- * Lengths and blocks are checked before anything is read through them or written: BAD_PARAM says which one. Scores and
- * sums are float. Long sequences are split for the threads by their length alone, so bits depend neither on the number
- * of threads nor on what else is in the batch.
+ * Lengths and blocks are checked before they are used: BAD_PARAM names the wrong one. Scores and sums are float. Long
+ * sequences are split among threads by their length alone, so bits depend neither on the number of threads nor on the
+ * other sequences of the batch.
  * Reference for the method: Kwon et al., Efficient Memory Management for Large Language Model Serving with
  * PagedAttention, 2023; Press et al., Train Short, Test Long (ALiBi), 2022.
- * Workspace: none on the CPU; on CUDA what the parts of a split sequence need.
+ * Workspace: none on the CPU; on CUDA the partial results of split sequences.
  *
  * Dtypes: F16, BF16, F32.
  * Differs from InfiniCore: also on the CPU; ALiBi's distances are signed; nothing is added to the denominator

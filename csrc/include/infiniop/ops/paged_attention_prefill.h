@@ -1,5 +1,5 @@
-/* PagedAttentionPrefill: PagedAttention for several queries of each sequence, which see no keys behind their own. The
- * new keys and values are in the cache already (PagedCaching).
+/* PagedAttentionPrefill: PagedAttention for several queries of each sequence, which see no keys after their own. The
+ * new keys and values are already in the cache (PagedCaching).
  *
  *   out, q            [all queries, H, D]  the queries of one sequence after those of another; as in PagedAttention
  *   k_cache, v_cache  [blocks, Hkv, block size, D]

@@ -4,10 +4,10 @@
  *   k_cache, v_cache  [blocks, Hkv, block size, D]  F16, BF16 or F32, the same for all but slot_mapping; each with
  *                               strides of its own, stride 1 in the last dimension
  *   k, v              [tokens, Hkv, D]  stride 1 in the last dimension
- *   slot_mapping      [tokens]  I64 or I32: where each token goes; below 0: nowhere
+ *   slot_mapping      [tokens]  I64 or I32: the slot of each token; below 0: the token is skipped
  *
- * The caches keep what is not written; where two tokens have one slot, the last one stays. Slots are checked before
- * anything is written: one of blocks * block size or more is refused with BAD_PARAM. k and v may lie in the
+ * Other slots of the caches stay unchanged; if two tokens have the same slot, the last one stays. Slots are checked
+ * before anything is written: one of blocks * block size or more is refused with BAD_PARAM. k and v may lie in the
  * caches: they are then copied first. Workspace: none.
  *
  * On NVIDIA GPUs slots are read by the kernel: a token whose slot is outside the caches is skipped. k and v may not lie

@@ -3,8 +3,8 @@
  *   result  []   I8, I16, I32, I64, U8, U16, U32 or U64; wide enough for n - 1 (BAD_TENSOR_DTYPE). Any other number of
  *                dimensions is BAD_TENSOR_SHAPE.
  *   probs   [n]  the logits (not probabilities): F16, BF16, F32 or F64, stride 1; 1 to 2^24 of them. -infinity masks a
- *                token; NaN, +infinity and logits that are all -infinity are refused with BAD_PARAM; on CUDA, where
- *                nobody waits for the values, by a result with its highest bit set: below 0 where it is signed.
+ *                token; NaN, +infinity and logits that are all -infinity are BAD_PARAM; on CUDA, where the host does
+ *                not read the values, the result has its highest bit set: below 0 if its type is signed.
  *   random_val   in [0, 1]: where the draw falls
  *   topp         finite, at least 0; 1 or more: no limit
  *   topk         0 or less: no limit

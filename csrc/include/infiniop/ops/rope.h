@@ -1,4 +1,4 @@
-/* RoPE: rotary position embedding: each pair (x0, x1) of a head's columns is turned by its token's angle,
+/* RoPE: rotary position embedding: each pair (x0, x1) of a head's columns is rotated by its token's angle,
  * y0 = x0 cos - x1 sin, y1 = x0 sin + x1 cos.
  *
  *   y, x       [seq, heads, dhead] or [batch, seq, heads, dhead]  F16, BF16, F32 or F64, the same; dhead even; stride 1

@@ -3,7 +3,7 @@
  *   y, x  1 to 8 dimensions; F16, BF16 or F32, the same; any strides. In place.
  *   axis  the dimension; negative ones count from the last
  *
- * Where all x are -inf, and where one is inf or NaN, all results are NaN. Workspace: none.
+ * If all x are -inf, or one is inf or NaN, all results are NaN. Workspace: none.
  *
  * Dtypes: F16, BF16, F32.
  * Differs from InfiniCore: also on the CPU; any strides (InfiniCore: contiguous), and BF16. */

@@ -1,7 +1,7 @@
 /* SwiGLU: c = silu(b) * a, element by element, where silu(b) = b / (1 + e^-b).
  *
  *   c    output
- *   a    up, what is gated
+ *   a    up
  *   b    gate; it comes last
  *        All of one shape, 0 to 8 dimensions, any strides; F16, BF16, F32 or F64, the same. In place with a or b.
  *

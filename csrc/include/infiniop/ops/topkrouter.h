@@ -11,8 +11,8 @@
  *   indices          [N, topk]  I32, contiguous
  *   topk                        1 to 256, or BAD_PARAM
  *
- * Of equals, experts or groups, the lower index comes first; a NaN comes before all numbers. values and indices have no
- * descriptor, so their memory has to be as large as said here.
+ * Among equal experts or groups the lower index comes first; a NaN comes before all numbers. values and indices have no
+ * descriptor: their memory must have the sizes above.
  *
  * Reference for the method: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 2.1.2. Workspace: none.
  *

@@ -6,8 +6,8 @@
  *   topk                 1 to width, or BAD_PARAM
  *   norm                 not 0: values are divided by their sum
  *
- * Chosen and ordered by x: of equals the lower index comes first, a NaN before all numbers (all values of its row are
- * NaN). values and indices have no descriptor, so their memory has to be as large as said here.
+ * Columns are chosen and ordered by x: among equals the lower index comes first, a NaN before all numbers (all values
+ * of its row are NaN). values and indices have no descriptor: their memory must have the sizes above.
  * Workspace: none.
  *
  * Dtypes: F16, BF16, F32.

@@ -2,7 +2,7 @@
  *
  *   y    any shape, 0 to 8 dimensions, any strides; BYTE, BOOL, I8 to I64, U8 to U64, F8 (float8_e4m3fn), F16, BF16,
  *        F32 or F64
- *   x    the shape of y; nothing else of it counts: any dtype and strides, and at a run its address may be NULL
+ *   x    the shape of y; it is not read: any dtype and strides, and at a run its address may be NULL
  *
  * Workspace: none.
  *

@@ -1,5 +1,5 @@
-// OpDispatcher: an op's functions by device type. Others register theirs in it, be it in place of ours.
-// Registering is for the start of a program: it must not run while another thread calls the op.
+// OpDispatcher: an op's functions by device type. Other libraries may register their own, also in place of ours.
+// Register at the start of a program: it must not happen while another thread calls the op.
 #pragma once
 
 #include <array>
@@ -13,14 +13,14 @@ namespace infinicore::op::common {
 
 template <typename Fn> class OpDispatcher {
 public:
-    // The name is what lookup() calls the op when it has no function.
+    // lookup() names the op in its error.
     explicit OpDispatcher(const char *name = "op", Fn all = nullptr) : name_(name) {
         if (all != nullptr) {
             registerAll(all);
         }
     }
 
-    // A function that is there already stays unless override_existing.
+    // An existing function stays unless override_existing.
     void registerDevice(Device::Type device_type, Fn fn, bool override_existing = true) {
         Fn &entry = table_.at(static_cast<std::size_t>(device_type));
         if (entry == nullptr || override_existing) {
@@ -40,7 +40,7 @@ public:
         }
     }
 
-    // Throws where nothing is registered for the type.
+    // Throws if nothing is registered for the type.
     Fn lookup(Device::Type device_type) const {
         const auto type = static_cast<std::size_t>(device_type);
         if (type >= table_.size() || table_[type] == nullptr) {

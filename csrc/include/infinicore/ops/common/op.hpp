@@ -1,4 +1,4 @@
-// What an op of a caller's own includes: tensors, the context, dispatchers and the macros that make it recordable.
+// To be included by a caller's own op: tensors, the context, dispatchers and the macros that make it recordable.
 #pragma once
 
 #include "../../context/context.hpp"
