@@ -1,4 +1,4 @@
-// The rules of attention, and the call of its kernel.
+// The argument checks of attention, and the call of its kernel.
 #include "attention.h"
 
 #include <cmath>
@@ -17,7 +17,7 @@ namespace {
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
 
-// Sizes 1 are broadcast: their stride is never used.
+// Dimensions of size 1 are broadcast: their stride is never used.
 void check_mask(const Checker &rule, const Args &args) {
     const TensorView &mask = args.mask, &q = args.q;
     rule.rank("mask", mask, 4);

@@ -21,11 +21,11 @@ int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-// What follows from a call's shapes alone.
+// Values that depend on a call's shapes alone.
 struct Sizes {
     int64_t batch, queries, keys, kv_heads, group, window;
     bool many;         // q_starts: sequences have different numbers of queries
-    int64_t row_limit; // the most rows of a sequence with split keys; 0: none is split
+    int64_t row_limit; // the most rows of a sequence whose keys are split; 0: none is split
     Splits splits;     // of the keys that a sequence's rows see
 
     Sizes(const ExecutionContext &context, const Args &a) {
@@ -41,7 +41,7 @@ struct Sizes {
         splits = {1, 1};
         if (row_limit > 0) {
             splits = plan_splits(window < keys ? window : keys, kv_heads, multiprocessors(context));
-            // With a window, all rows of a sequence see together a few keys more than one: less than a split.
+            // With a window, all rows of a sequence together see a few more keys than one row: less than a split.
             static_assert(kSplitRows <= kMinSplitKeys && kSplitRowsOfMany <= kMinSplitKeys);
             const int64_t most_queries = many ? kSplitRowsOfMany : queries;
             const int64_t most_keys = window > keys - most_queries ? keys : window + most_queries - 1;

@@ -23,35 +23,34 @@ struct Args {
     TensorView
         q_starts; // [B + 1] int64 or int32: sequence b has the queries from q_starts[b] to q_starts[b + 1] of q and
                   // out [1, all queries, H, D]; dtype 0: none
-    TensorView k_scales;     // [blocks, block size, Hkv] float32, where k and v are int8: what a row of k is multiplied
-    TensorView v_scales;     // with; likewise of v. dtype 0: k and v have the dtype of q
+    TensorView k_scales;     // [blocks, block size, Hkv] float32, if k and v are int8: the factor of each row of k;
+    TensorView v_scales;     // likewise of v. dtype 0: k and v have the dtype of q
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position) joins the scores; dtype 0: none
     TensorView sinks;        // [H] of q's dtype: one more score in each head's softmax, without a key; dtype 0: none
     bool causal = true;      // query t sees the keys up to L - S + t, where L is the sequence's number of keys
     int64_t window = 0;      // how many of these, the newest; earlier ones are not read; 0: all. Causal only
     double scale = 1;
     double softcap = 0;        // 0: none
-    bool keeps_empty = false;  // rows of a sequence without keys keep what out holds; false: they become zeros
+    bool keeps_empty = false;  // out's rows of a sequence without keys stay unchanged; false: they become zeros
     void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes
 };
 
-// Checks the arguments against the rules above. `op`: its name in messages.
+// Checks the arguments against the rules above. `op`: the name in messages.
 void check(const ExecutionContext &context, const char *op, const Args &args);
 
-// Computes out of arguments that were checked. A query that sees no key gets zeros.
+// Computes out. Call after check(). A query that sees no key gets zeros.
 void compute(const ExecutionContext &context, const Args &args);
 
-// The setting INFINI_EXACT_ATTENTION=1, of CUDA: prefill of half types rounds nothing but its result, at half the
-// speed.
+// The setting INFINI_EXACT_ATTENTION=1, for CUDA: prefill of half types rounds only its result, at half the speed.
 bool is_exact();
 
-// scale / softcap, in float's range: infinity would make NaN of a score of 0.
+// scale / softcap, clamped to float's range, because a score of 0 times infinity would be NaN.
 float cap_factor(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 extern KernelTable<Args> kernels;
 
-// The bytes that compute() needs at args.workspace, by the shapes of arguments that were checked.
+// The bytes that compute() needs at args.workspace, by the arguments' shapes. Call after check().
 inline size_t workspace_bytes(const ExecutionContext &context, const Args &args) {
     return args.out.numel() > 0 ? kernels.workspace_bytes(context, args) : 0;
 }

@@ -24,14 +24,14 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// T: of q and out. E: of the elements of K and V.
+// T: the element type of q and out. E: the element type of K and V.
 template <typename T, typename E> class Attention : Sequences {
     using P = typename Packed<T>::Type;
     using D = typename PackedForDots<T, E>::Type; // of the size of P
     static constexpr bool kScaled = std::is_same_v<E, int8_t>;
-    // How many packed rows, and rows of scores, a row of q has where scores are dot products.
+    // The packed rows, and rows of scores, of one row of q if scores are dot products.
     static constexpr int64_t kParts = kByteDigits<T, E> ? kDigits : 1;
-    static constexpr bool kTiled = std::is_same_v<T, bf16>; // where there are tile registers
+    static constexpr bool kTiled = std::is_same_v<T, bf16>; // if there are tile registers
 
 public:
     explicit Attention(const Args &args)
@@ -66,8 +66,8 @@ public:
             static_cast<char *>(cpu::scratch(static_cast<size_t>(partial_bytes + workers * Workspace::bytes(*this))));
         partial_out_ = reinterpret_cast<float *>(memory);
         partial_sums_ = partial_out_ + pieces * row_limit_ * width_;
-        // The heads of a split lie side by side in memory, often in one page or in neighbours: where there are plenty,
-        // they are taken by one worker.
+        // The heads of a split are adjacent in memory, often in the same page or the next one: if there are many units,
+        // one worker takes them.
         const int64_t taken = heads_together_ == 1 && units >= 8 * workers * kv_heads_ ? kv_heads_ : 1;
         int64_t next = 0;
         parallel_for(workers, work_, [&](int64_t begin, int64_t) {
@@ -89,7 +89,7 @@ public:
                 } while (u.rows == 0);
                 return true;
             };
-            // The next one is known in advance: its first keys are prefetched at the end of the current one.
+            // The next unit is known in advance: its first keys are prefetched at the end of the current unit.
             WorkTile unit_now, unit_then;
             for (bool any = take(unit_now); any; unit_now = unit_then) {
                 any = take(unit_then);
@@ -115,10 +115,10 @@ private:
         float *scores;    // [rows, kKeyBlock]
         float *out;       // [heads, rows, width]
         RowState *state;  // [heads, rows]
-        const E **k_rows; // [2 * kKeyBlock]: where the keys of this block and the next one lie
+        const E **k_rows; // [2 * kKeyBlock]: the addresses of the keys of this block and the next one
         const E **v_rows;
-        DigitScale *q_scales; // [heads, rows]: of packed rows that are digits
-        float *k_scales;      // [kKeyBlock], likewise
+        DigitScale *q_scales; // [heads, rows]: of rows packed as digits
+        float *k_scales;      // [kKeyBlock]: of int8 keys
         float *v_scales;
         bf16 *wide;  // [kKeyBlock, size]: keys or values of int8, for tile registers
         char *parts; // [kPairedRows]: of probabilities, for tile registers
@@ -194,7 +194,7 @@ private:
         }
     }
 
-    // Loops over blocks of keys, each for all heads; `then` is the next work tile.
+    // Computes a work tile, one block of keys after another, each for all heads; `then` is the next work tile.
     void compute(const WorkTile &u, const WorkTile *then, const Workspace &space) const {
         const Sequence &s = u.s;
         const auto *q = a_.q.template as<const T>();
@@ -275,7 +275,7 @@ private:
         return RowState(widen(a_.sinks.template as<const T>()[head * a_.sinks.strides[0]]));
     }
 
-    // Row r of `rows`; the digits of all rows, place by place, follow each other.
+    // Packs row r of `rows`. Digits are stored place by place: those of all rows for one place, then for the next.
     void pack_query(const Sequence &s, const Workspace &head, int64_t r, int64_t rows, const T *row) const {
         if constexpr (kTiled) {
             if (s.tiled) {
@@ -293,7 +293,7 @@ private:
         pack_row(packed, row, size_);
     }
 
-    // A block of keys: scores, probabilities, and their product with V added to out.
+    // Processes a block of keys: computes scores and probabilities, and adds their product with V to out.
     void attend(int64_t b, const Sequence &s, int64_t kv_head, int64_t first_row, int64_t rows, int64_t key,
                 int64_t keys, const Workspace &space, KvPrefetcher<E> &ahead) const {
         // How many of these keys the last of the rows up to `row` sees.
@@ -430,7 +430,7 @@ private:
         }
     }
 
-    // A row's scores for n keys, from those of its digits, `pitch` from place to place.
+    // Computes a row's scores for n keys from those of its digits, `pitch` floats from place to place.
     static void join_digits(float *scores, int64_t pitch, int64_t n, const DigitScale &scale) {
         for (int64_t i = 0; i < n; i += kLanes) { // whole vectors: there is room for them
             store(scores + i, scale.value(load(scores + i), load(scores + pitch + i), load(scores + 2 * pitch + i)));
@@ -467,7 +467,7 @@ private:
         });
     }
 
-    // Calls body(row, count) for tiles of at most kTileRows rows, as even as can be.
+    // Calls body(row, count) for tiles of at most kTileRows rows, as even as possible.
     template <typename Body> static void for_each_tile(int64_t rows, const Body &body) {
         const int64_t tiles = ceil_div(rows, kTileRows);
         for (int64_t i = 0; i < tiles; ++i) {
@@ -524,7 +524,7 @@ private:
     int64_t columns_;   // and with padding
     int64_t row_bytes_; // of a packed row of q or k, however its sequence is multiplied
     int64_t width_;     // columns of a row of out, whole tiles
-    int64_t rows_;      // room for so many: the largest block, whole tiles
+    int64_t rows_;      // rows of the largest block, whole tiles
     int64_t mask_strides_[4];
     float scale_;
     float softcap_, cap_factor_;    // scale / softcap, where there is a cap

@@ -1,4 +1,4 @@
-// What attention's CUDA kernels share: the kernel parameter, the work tile of a block, the addresses of keys, the score
+// Shared by attention's CUDA kernels: the kernel parameter, the work tile of a block, the addresses of keys, the score
 // function and the output of a row's sums. Values that only the GPU reads (lengths, block tables, q_starts) are checked
 // here: nothing out of bounds is accessed, and rows that depend on an invalid value become NaN.
 #pragma once
@@ -26,7 +26,7 @@ struct Sequence {
     int64_t length;      // its keys
     int64_t first_query; // in its batch entry of q and out, or in all of q
     int64_t queries;
-    bool bad; // its length or its queries break the rules: its rows are NaN
+    bool bad; // its length or its queries are invalid: its rows are NaN
 };
 
 // The work of a block: a tile of rows of one key head against the keys [begin, end).
@@ -59,7 +59,7 @@ __device__ __forceinline__ float base_of(float largest) {
     return largest == -INFINITY ? 0.0f : largest;
 }
 
-// T: of q and out. E: of the elements of k and v, T or int8_t.
+// T: the element type of q and out. E: the element type of k and v, T or int8_t.
 template <typename T, typename E = T> struct Problem {
     T *out;
     const T *q;
@@ -158,7 +158,7 @@ template <typename T, typename E = T> struct Problem {
         return u;
     }
 
-    // By a query's window, not by the keys that all rows of the sequence see: independent of the number of queries.
+    // Depends on a query's window, not on the keys that all rows see: independent of the number of queries.
     __device__ int64_t keys_of_split(const Sequence &s) const {
         return split_keys(s.length < window ? s.length : window, splits.wanted);
     }
@@ -239,7 +239,7 @@ template <typename T, typename E = T> struct Problem {
                (u.kv_head * group + row - query * group) * strides[2];
     }
 
-    // From products q k of one row to its scores.
+    // Turns products q k of one row into scores.
     struct RowScores {
         int64_t mask_at; // of key 0
         int64_t own;     // the query's own position
@@ -247,7 +247,7 @@ template <typename T, typename E = T> struct Problem {
         float slope;
         float sink; // one more score; -infinity: none, or combine() adds it
     };
-    // Infinity is as NaN: no probabilities follow from it.
+    // Infinity becomes NaN, because it gives no probabilities.
     __device__ __forceinline__ float sink_of(int64_t head) const {
         if (sinks == nullptr) {
             return -INFINITY;

@@ -125,7 +125,7 @@ INFINI_TORCH_LIBRARY(m) {
 
 extern "C" {
 
-// From how many queries on torch's own attention computes a plain call on CUDA; INT64_MAX: never.
+// The least number of queries for which torch's own attention computes a plain call on CUDA; INT64_MAX: never.
 INFINI_API int64_t infiniTorchAttentionFrom(void) {
     return infini::attention::library_from();
 }

@@ -15,7 +15,7 @@ constexpr int64_t kMaxDotRows = 8;
 constexpr bool scores_by_dots(int64_t rows, int64_t bytes) {
     return rows <= (bytes == 4 ? kMaxDotRows : 4) || rows == kMaxDotRows;
 }
-// Keys at a time then, for an element size in bytes: K or V of these, and the prefetched lines, stay in L1.
+// The keys of a block then, for an element size in bytes: their K or V, and the prefetched lines, stay in L1.
 constexpr int64_t dot_keys(int64_t bytes) {
     return bytes == 1 ? 128 : 64;
 }
@@ -23,7 +23,7 @@ constexpr int64_t dot_keys(int64_t bytes) {
 // registers where there are any (by peak rates they would be faster with fewer rows too, but decode waits for memory).
 constexpr int64_t kDirectRows = 12;
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kPageKeys = 16; // one of these many keys is touched early, because few share a memory page
+constexpr int64_t kPageKeys = 16; // one key in so many is touched early, because few share a memory page
 // Key heads that are processed together where there are few rows: a key's heads are adjacent in most layouts, and in
 // that order K and V are read from memory 1.2 times as fast. The limits of heads, and of bytes of a block of keys: the
 // L2 cache holds two such blocks.

@@ -14,8 +14,9 @@ template <typename T, typename E> constexpr bool kByteDigits = false;
 
 constexpr int64_t kDigits = 3;
 
-// What turns the products of a row's digits into those of its numbers: the numbers' unit, NaN if there is infinity or
-// NaN in the row; and for each digit, the most significant one first, what adding 128 to K or V adds to the products.
+// Converts the products of a row's digits to those of its numbers. unit: the unit of the numbers, NaN if the row has
+// infinity or NaN. offsets: for each digit, the most significant one first, the share of the products that comes from
+// adding 128 to K or V.
 struct DigitScale {
     float unit;
     float offsets[kDigits];
@@ -39,12 +40,12 @@ template <> struct PackedForDots<bf16, int8_t> {
 };
 template <> constexpr int64_t kElements<ByteQuad> = 4;
 
-// Adds products of unsigned bytes with signed ones. With the intrinsic GCC 12 would copy the sum at every step.
+// Adds products of unsigned bytes by signed ones. With the intrinsic, GCC 12 copies the sum at every step.
 template <typename V> inline void add_products(V &sum, V bytes, V digits) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(digits));
 }
 
-// int8 plus 128, for the products have one unsigned side.
+// int8 plus 128, because one side of the products is unsigned.
 inline __m512i plus_128(__m512i bytes) {
     return _mm512_xor_si512(bytes, _mm512_set1_epi8(INT8_MIN));
 }
@@ -67,7 +68,7 @@ inline VecI summands(VecF products, const ByteQuad *) {
 // signed digits hold it.
 class FixedPoint {
 public:
-    // largest: the bits of each lane's largest magnitude; as integers, NaN lies above infinity, and this above all else.
+    // largest: the bits of each lane's largest magnitude; as integers, NaN > infinity > all other values.
     explicit FixedPoint(VecI largest) {
         const int32_t bits = _mm512_reduce_max_epi32((__m512i)largest);
         finite_ = bits < 0x7f800000;
@@ -98,8 +99,7 @@ inline VecI larger_magnitude(VecI largest, VecF x) {
     return bits > largest ? bits : largest;
 }
 
-// The scale of the numbers whose digits lie at `digits`, `bytes` (a multiple of 64) of each place, the places `pitch`
-// apart.
+// The scale of the numbers with these digits: `bytes` (a multiple of 64) of each place, the places `pitch` apart.
 inline DigitScale scale_of(const FixedPoint &format, const uint8_t *digits, int64_t bytes, int64_t pitch) {
     DigitScale scale{format.unit(), {}};
     for (int64_t place = 0; place < kDigits; ++place) {

@@ -1,4 +1,4 @@
-// The rules of cached_attention, the copy into the cache, and the call of attention.
+// The argument checks of cached_attention, the copy into the cache, and the call of attention.
 #include "cached_attention.h"
 
 #include <cmath>
@@ -61,7 +61,7 @@ void copy_on_cpu(const ExecutionContext &, const Copy &copy) {
 const RegisteredKernel<Copy> registered{copy_kernels, INFINI_DEVICE_CPU, copy_on_cpu};
 
 void copy(const ExecutionContext &context, const TensorView &to, const TensorView &from) {
-    if (to.data != from.data) { // else it is in place: the check allows nothing else
+    if (to.data != from.data) { // else k or v is in the cache already: check() allows no other overlap
         copy_kernels.run(context, {to, from});
     }
 }
@@ -120,7 +120,7 @@ void check(const Args &args) {
     rule.dense_last("out", args.out);
     rule.writable("out", args.out);
     rule.no_partial_overlap("out", args.out, "q", swapped(q));
-    // The two caches may be interleaved in one piece of memory: their spans are not compared.
+    // The two caches may be interleaved in memory: their spans are not compared.
     const TensorView k_rows = new_rows(k_cache, args), v_rows = new_rows(v_cache, args);
     rule.no_partial_overlap("k_cache", k_rows, "k", k);
     rule.no_partial_overlap("v_cache", v_rows, "v", v);

@@ -6,7 +6,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-struct Whole { // more than any vector has
+struct Whole { // as a number of elements: more than any vector has
     constexpr operator int64_t() const { return 64; }
 };
 

@@ -14,8 +14,8 @@ template <typename T, typename E> struct Kernels {
         int rows;      // of a tile
         size_t shared; // bytes
     };
-    // The first two for rows that one tile holds, more for up to kSplitRowsOfMany of them; `exact` without rounding
-    // inside.
+    // few, more: for rows that fit in one tile, `more` for up to kSplitRowsOfMany of them; exact: without intermediate
+    // rounding.
     Choice few, more, many, exact;
     int64_t column_blocks; // that share the columns of a row
 };

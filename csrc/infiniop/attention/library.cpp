@@ -1,4 +1,4 @@
-// The rule by which torch computes attention on CUDA.
+// The rule by which calls on CUDA go to torch's attention.
 #include "library.h"
 
 #include <atomic>
@@ -11,7 +11,7 @@ namespace {
 
 std::atomic<int64_t> from{INT64_MAX};
 
-// Its kernels load 16 bytes at once, and trust the caller with the alignment.
+// torch's kernels load 16 bytes at once and do not check the alignment.
 bool is_aligned(const TensorView &view) {
     bool aligned = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
     for (int i = 0; i < 3; ++i) {
@@ -47,7 +47,7 @@ bool library_takes(const ExecutionContext &context, const Args &args) {
     const int64_t size = q.size(3), keys = k.size(1);
     return plain && (args.causal ? keys == q.size(1) : keys > 0) && size_of(q.dtype) == 2 && size > 0 && size <= 256 &&
            size % 8 == 0 && q.size(0) > 0 && q.size(0) <= kMaxBlocks && q.size(2) > 0 && q.size(2) <= kMaxBlocks &&
-           args.scale > 0 && // it takes the largest score before it is scaled
+           args.scale > 0 && // torch takes the largest score before scaling
            is_aligned(q) && is_aligned(k) && is_aligned(args.v);
 }
 

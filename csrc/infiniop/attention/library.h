@@ -6,14 +6,14 @@
 
 namespace infini::attention {
 
-// From how many queries on; never until it is set. The Python package sets kLibraryQueries where torch's operators have
-// the schemas that attention_torch.cpp calls (torch_infini/_attention.py). Not measured: with fewer, a call is bound by
-// its launch.
+// The least number of queries; until it is set, never. The Python package sets kLibraryQueries if torch's operators
+// have the schemas that attention_torch.cpp calls (torch_infini/_attention.py). Not measured: with fewer, a call is
+// bound by its launch.
 constexpr int64_t kLibraryQueries = 256;
 int64_t library_from();
 void set_library_from(int64_t queries);
 
-// Whether torch is to compute a call of arguments that were checked.
+// Whether torch computes the call. Call after check().
 bool library_takes(const ExecutionContext &context, const Args &args);
 
 } // namespace infini::attention

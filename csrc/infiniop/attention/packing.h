@@ -161,7 +161,7 @@ template <typename P, typename T> void pack_row(P *packed, const T *row, int64_t
     }
 }
 
-// Keys along the lanes: panels of [packed columns][kTileColumns keys]. Keys behind the last are zeros.
+// Keys along the lanes: panels of [packed columns][kTileColumns keys]. Keys after the last are zeros.
 template <typename P, typename T>
 void pack_keys(P *packed, const T *const *k, int64_t keys, int64_t n, KvPrefetcher<T> &ahead) {
     constexpr int64_t step = kLanes * kElements<P>;
@@ -194,7 +194,7 @@ void pack_keys(P *packed, const T *const *k, int64_t keys, int64_t n, KvPrefetch
     }
 }
 
-// Columns along the lanes, as floats: panels of [keys][kTileColumns columns]. Columns behind the last are zeros.
+// Columns along the lanes, as floats: panels of [keys][kTileColumns columns]. Columns after the last are zeros.
 template <typename T> void pack_values(float *packed, const T *const *v, int64_t keys, int64_t n) {
     for (int64_t column = 0; column < n; column += kTileColumns) {
         for (int64_t key = 0; key < keys; ++key) {

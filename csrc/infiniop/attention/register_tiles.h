@@ -35,7 +35,7 @@ template <typename T> struct Scattered {
 
 // ---- c [rows, vectors] = or += a [rows, depth] b [depth, vectors] ----
 
-// Two vectors of columns at a time: in order, or where it is cheaper the even columns and then the odd ones; then the
+// Two vectors of columns at a time: in order or, if that is cheaper, the even columns and then the odd ones; then the
 // sums in registers are deinterleaved too.
 template <typename B> struct Columns {
     static constexpr bool kDeinterleaved = false;

@@ -1,4 +1,4 @@
-// From the scores of a row to its probabilities, block by block: the scales of int8 keys and values, the soft cap,
+// Turns the scores of a row into probabilities, block by block: the scales of int8 keys and values, the soft cap,
 // masks, ALiBi, and softmax.
 #pragma once
 
@@ -29,7 +29,7 @@ struct RowState {
     float largest;
 
     RowState() : sum{}, largest(-INFINITY) {}
-    // With a score that has no value. Infinity and NaN make the sum NaN; -infinity is no score.
+    // Begins with a sink, a score without a value. Infinity and NaN make the sum NaN; -infinity is no score.
     explicit RowState(float sink) : sum{}, largest(sink) { sum[0] = sink == -INFINITY ? 0.0f : 1.0f + (sink - sink); }
 };
 

@@ -14,7 +14,7 @@ using attention::Args;
 
 class Sequences {
 protected:
-    // element_bytes: of q and out; cache_bytes: of the elements of K and V. products: null where there are no tiles.
+    // element_bytes: of an element of q and out; cache_bytes: of K and V. products: null if there are no tiles.
     Sequences(const Args &args, int64_t element_bytes, int64_t cache_bytes, const attention::TileProducts *products)
         : a_(args), lens_(args.kv_lens), starts_(args.q_starts), tables_(args.block_tables),
           element_bytes_(element_bytes), cache_bytes_(cache_bytes), products_(products) {
@@ -35,7 +35,7 @@ protected:
         keys_first_ = a_.k.strides[2] > a_.k.strides[1];
     }
 
-    // A sequence of the batch. How it is computed depends on these numbers alone, and so do its bits.
+    // A sequence of the batch. The way it is computed, and so its bits, depend on these numbers alone.
     struct Sequence {
         int64_t length;      // its keys
         int64_t first_query; // in its batch entry of q and out, or in all of q
@@ -130,7 +130,7 @@ protected:
         return seen > window_ ? seen - window_ : 0;
     }
 
-    // Where a row of (sequence, key head) lies in q or out.
+    // The offset of a row of (sequence, key head) in q or out.
     int64_t offset(const TensorView &view, int64_t b, const Sequence &s, int64_t kv_head, int64_t row) const {
         return (a_.q_starts.dtype ? 0 : b) * view.strides[0] + (s.first_query + row / group_) * view.strides[1] +
                (kv_head * group_ + row % group_) * view.strides[2];

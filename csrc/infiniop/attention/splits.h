@@ -24,7 +24,7 @@ struct Splits {
 };
 
 // keys: that a query sees at most, by its cache and its window. One sequence alone should give each multiprocessor two
-// blocks. 256 keys, 64 KiB of K and V for a head of 64 halves, are the least that pays: a split's partial sums are
+// blocks. Fewer than 256 keys, 64 KiB of K and V for a head of 64 halves, do not pay: a split's partial sums are
 // written and read again, 4 bytes for each row and column, which is 3 % of K and V for 4 rows.
 constexpr int64_t kMinSplitKeys = 256;
 

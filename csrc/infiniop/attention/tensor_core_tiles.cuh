@@ -102,7 +102,7 @@ template <typename E> struct alignas(16) CacheStart {
 // A warp's share of the copies. Lane l < 16 has the address of key l's row of K, lane l + 16 that of its row of V.
 template <typename T, typename E, int kSize> class KeyCopy {
 public:
-    // first_key: of this warp's, behind u.begin. starts: two in shared memory, the warp's own, as registers are few.
+    // first_key: this warp's, from u.begin on. starts: two in shared memory, the warp's own, to save registers.
     __device__ __forceinline__ KeyCopy(const Problem<T, E> &p, const WorkTile &u, int first_key, CacheStart<E> *starts)
         : p_(p), table_(p.table_of(u)), start_(starts + threadIdx.x % kWarp / 16), begin_(u.begin), key_(first_key),
           keys_(keys_of(u)) {
@@ -198,8 +198,8 @@ private:
     const E *row_;         // of the lane's key
     const float *scale_ = nullptr;
     int64_t begin_;
-    int key_, keys_; // behind `begin_`: the next tile's first, and how many there are
-    unsigned to_;    // where the lane's chunk of the first rows goes
+    int key_, keys_; // from `begin_` on: the next tile's first, and how many there are
+    unsigned to_;    // the destination of the lane's chunk of the first rows
 };
 
 // The keys that all rows of a tile see, counted from u.begin: up to the first row's last, from the last row's window

@@ -16,7 +16,7 @@ using attention::TileProducts;
 
 constexpr int64_t kPairedRows = 2 * attention::kTileSide; // rows that are multiplied at once
 
-// Configures the calling thread's tiles for a scope, where products is not null.
+// Configures the calling thread's tiles for a scope, if products is not null.
 class ConfiguredTiles {
 public:
     explicit ConfiguredTiles(const TileProducts *products) : products_(products) {

@@ -1,6 +1,6 @@
-// Attention's two products in tile registers, q k^T and probabilities V of bfloat16; attention_cpu.cpp computes all
-// else by vector instructions, with and without tiles. A table of functions for the registers, and one for their
-// emulation: attention_tiles.cpp.
+// Attention's two products in tile registers, q k^T and probabilities V of bfloat16; attention_cpu.cpp computes the
+// rest by vector instructions, with and without tiles. attention_tiles.cpp has a table of functions for the registers,
+// and one for their emulation.
 #pragma once
 
 #include "cpu_capability.h"
@@ -43,7 +43,7 @@ struct TileProducts {
 // Sets a pointer to the table of the tiles in use.
 INFINI_TILE_KERNEL(find_tile_products, TileProducts *)
 
-// That table, or null where there are no tiles. Looked up outside of the vector kernels, which contain no code that may
+// That table, or null if there are no tiles. Looked up outside of the vector kernels, which contain no code that may
 // throw.
 const TileProducts *tile_products();
 

@@ -1,6 +1,6 @@
-// The rules of paged_attention and paged_attention_prefill, and the call of attention's kernel.
-// On the CPU lengths and blocks are checked here, before anything is computed, and the kernel trusts them. On CUDA they
-// are in the GPU's memory, and the kernel checks them.
+// The argument checks of paged_attention and paged_attention_prefill, and the call of attention's kernel.
+// On the CPU, lengths and blocks are checked here, before anything is computed, and the kernel relies on that. On CUDA
+// they are in the GPU's memory, and the kernel checks them.
 #include "paged_attention.h"
 
 #include <limits>
@@ -18,7 +18,7 @@ int64_t sequences(const Args &args) {
     return args.cum_seq_lens_q.dtype ? args.cum_seq_lens_q.size(0) - 1 : args.q.size(0);
 }
 
-// The number of queries of each sequence is at least 0, and together they are all of q.
+// Checks that the number of queries of each sequence is at least 0, and that together they are all of q.
 void check_queries(const Checker &rule, const Args &args) {
     const char *const name = "cum_seq_lens_q";
     const Indices starts(args.cum_seq_lens_q);

@@ -1,10 +1,10 @@
 // paged_attention:         out = softmax(cap(scale * q k^T) + alibi) v, one query for each sequence (decode), where
 // cap(s) = softcap * tanh(s / softcap), or s without a softcap. With sinks the softmax has one more score, without
 // a key.
-// paged_attention_prefill: the same for several queries of each sequence, which see no keys behind their own.
-// With a window W a query sees its own key and the W - 1 before it; keys that no query sees are not read, and blocks of
-// such keys alone may be freed: their entries of the table are not read.
-// K and V lie in the blocks of a paged cache, which a table for each sequence lists. The kernel is that of attention.
+// paged_attention_prefill: the same for several queries of each sequence, which see no keys after their own.
+// With a window W a query sees its own key and the W - 1 before it; keys that no query sees are not read, and blocks
+// that hold only such keys may be freed: their entries of the table are not read.
+// K and V are in the blocks of a paged cache, which a table for each sequence lists. The kernel is that of attention.
 #pragma once
 
 #include "execution_context.h"
@@ -32,20 +32,20 @@ struct Args {
     double scale = 1;
     double softcap = 0;        // 0: none
     int64_t window = 0;        // keys that a query sees at most; 0: no limit
-    bool define_all = false;   // out's rows of a sequence without keys become zeros; false: they keep what they hold
+    bool define_all = false;   // out's rows of a sequence without keys become zeros; false: they stay unchanged
     void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes
 };
 
-// Checks all that does not depend on values in memory. `op`: its name in messages.
+// Checks everything that does not depend on values in memory. `op`: the name in messages.
 void check(const char *op, const Args &args);
 
-// Checks that and, on the CPU, the lengths and blocks, then computes out. On CUDA the kernel checks these.
+// Calls check(), checks lengths and blocks on the CPU (on CUDA the kernel does), and computes out.
 void run(const ExecutionContext &context, const char *op, const Args &args);
 
-// The same for arguments that check() has passed.
+// The same without check(). Call after check().
 void compute(const ExecutionContext &context, const char *op, const Args &args);
 
-// The bytes that run() and compute() need at args.workspace, by the shapes of arguments that were checked.
+// The bytes that run() and compute() need at args.workspace, by the arguments' shapes. Call after check().
 size_t workspace_bytes(const ExecutionContext &context, const Args &args);
 
 } // namespace infini::paged_attention

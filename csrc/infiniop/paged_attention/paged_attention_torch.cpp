@@ -34,7 +34,7 @@ Args inputs(const ExecutionContext &context, const Checker &rule, const Tensor &
     return args;
 }
 
-// Checked and computed, with memory for partial results where it is needed.
+// Checks and computes, with memory for partial results if it is needed.
 void run_with_workspace(const ExecutionContext &context, const char *op, Args &args) {
     check(op, args);
     const size_t bytes = workspace_bytes(context, args);
