@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_infini.engine.decode import RECORDED, DecodeSteps
+from torch_infini.engine.decode import MAX_STEPS, DecodeSteps
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
 from torch_infini.testing.checkpoints import SMALL, random_model
@@ -56,12 +56,12 @@ def test_steps_while_memory_grows(record: bool, tmp_path: Path) -> None:
 def test_memory_is_shared(tmp_path: Path) -> None:
     """Steps of one memory have their logits in the same place; the least recently used are dropped."""
     model = model_of(tmp_path)
-    steps = DecodeSteps(model, model.new_cache(BLOCKS, BLOCK), max_rows=RECORDED + 1, max_blocks=2)
+    steps = DecodeSteps(model, model.new_cache(BLOCKS, BLOCK), max_rows=MAX_STEPS + 1, max_blocks=2)
     first = steps.step(1, 2)
-    assert {steps.step(rows, 2).logits.data_ptr() for rows in range(2, RECORDED + 1)} == {first.logits.data_ptr()}
+    assert {steps.step(rows, 2).logits.data_ptr() for rows in range(2, MAX_STEPS + 1)} == {first.logits.data_ptr()}
     assert steps.step(1, 2) is first
     second = steps.step(2, 2)
-    assert steps.step(RECORDED + 1, 2).logits.data_ptr() == first.logits.data_ptr()
+    assert steps.step(MAX_STEPS + 1, 2).logits.data_ptr() == first.logits.data_ptr()
     assert steps.step(1, 2) is first
     assert steps.step(2, 2) is second
-    assert len(steps._steps) == RECORDED
+    assert len(steps._steps) == MAX_STEPS

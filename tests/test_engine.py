@@ -281,12 +281,12 @@ def test_a_step_that_fails_ends_its_requests_alone(tmp_path: Path, monkeypatch: 
         (
             [1] * 64,
             {},
-            "prompt must be shorter than 64 tokens, the least of max_model_len and what the cache holds, got 64",
+            "prompt must be shorter than 64 tokens, the lesser of max_model_len and the cache's size, got 64",
         ),
         ([1], {"n": 1025}, "n must be at most 1024, got 1025"),
         ([1], {"stop_token_ids": [5000]}, "stop_token_ids and logit_bias must name tokens from 0 to 319, got 5000"),
         ([1], {"logit_bias": {400: 1.0}}, "stop_token_ids and logit_bias must name tokens from 0 to 319, got 400"),
-        ("text", {}, "prompt must be token ids, for the model's folder has no tokenizer, got text"),
+        ("text", {}, "prompt must be token ids because the model's folder has no tokenizer, got text"),
         ([1], {"stop": "x"}, "stop must be empty where there is no tokenizer, got ('x',)"),
     ],
 )
@@ -308,7 +308,7 @@ def test_requests_that_are_refused(prompt: Any, params: dict[str, Any], rule: st
         ({"block_size": 1.5}, "torch_infini.EngineConfig: block_size must be an integer of at least 1, got 1.5"),
         ({"kv_cache_dtype": "fp8"}, "EngineConfig: kv_cache_dtype must be \"int8\" or None (the model's), got 'fp8'"),
         ({"kv_cache_dtype": torch.int8}, 'kv_cache_dtype must be "int8" or None (the model\'s), got torch.int8'),
-        ({"cache_bytes": 1}, "torch_infini.Engine: cache_bytes must be at least a block's, "),
+        ({"cache_bytes": 1}, "torch_infini.Engine: cache_bytes must be at least 24576, the size of a block, got 1"),
         ({"cache_bytes": 1 << 20, "cache_blocks": 3}, "cache_blocks must be None where cache_bytes is given, got both"),
         (
             {"max_model_len": 513},

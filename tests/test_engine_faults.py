@@ -501,7 +501,7 @@ def test_ids_of_requests(shared_llm: LLM) -> None:
     engine = shared_llm.engine
     id = engine.add([1, 2], GREEDY, "mine")
     for bad, rule in (
-        ("mine", "id must be that of no request that goes on, got 'mine'"),
+        ("mine", "id must not be that of an unfinished request, got 'mine'"),
         (5, "id must be a string or None, got 5"),
         ([], "id must be a string or None, got []"),
     ):
@@ -531,7 +531,7 @@ def test_a_step_of_another_caller(folder: Path) -> None:
     next(stream)
     while not llm.engine.is_idle:
         llm.engine.step()
-    with pytest.raises(RuntimeError, match="the engine must be stepped by the LLM alone"):
+    with pytest.raises(RuntimeError, match="the engine must be stepped only by the LLM"):
         next(stream)
 
 
@@ -610,7 +610,7 @@ def test_settings_name_the_bound_that_was_missed(settings: dict[str, Any], rule:
             f"Engine: cache and batch must fit into memory, got {2**62} blocks of 32",
         ),
         ({"cache_bytes": 2**62}, MemoryError, "Engine: cache and batch must fit into memory, got "),
-        ({"max_num_seqs": 2**60, "cache_blocks": 4}, MemoryError, f"and max_num_seqs {2**60} (give cache_bytes, or"),
+        ({"max_num_seqs": 2**60, "cache_blocks": 4}, MemoryError, f"and max_num_seqs {2**60} (lower cache_bytes or"),
     ],
     ids=repr,
 )

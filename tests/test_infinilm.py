@@ -21,7 +21,7 @@ from torch_infini.compat import infinicore
 from torch_infini.compat.infinilm import AutoConfig, infer_engine
 from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.compat.infinilm.sampling import Settings, by_fixed_number
-from torch_infini.engine.decode import RECORDED
+from torch_infini.engine.decode import MAX_STEPS
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 from torch_infini.testing.compare import rounding_error
 from torch_infini.testing.ops.random_sample import uniform
@@ -404,7 +404,7 @@ def test_the_old_cache_is_freed_first(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_steps_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python computes a number of rows, and a power of two of blocks, when it first comes and when it was dropped."""
     engine = engine_of(
-        random_model("llama"), tmp_path, _infinilm.PagedKVCacheConfig(num_blocks=RECORDED + 1, block_size=4)
+        random_model("llama"), tmp_path, _infinilm.PagedKVCacheConfig(num_blocks=MAX_STEPS + 1, block_size=4)
     )
     model, calls = engine._rank.model, []
     forward = model.forward
@@ -423,8 +423,8 @@ def test_steps_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [step(2, blocks) for blocks in (3, 4, 5, 8, 2, 1)] == [1, 0, 1, 0, 1, 0]
     engine.reset_cache()
     assert step(2) == 0
-    assert [step(rows) for rows in range(1, RECORDED + 2)][3:] == [1] * (RECORDED - 2)
-    assert [step(RECORDED + 1), step(1)] == [0, 1]
+    assert [step(rows) for rows in range(1, MAX_STEPS + 2)][3:] == [1] * (MAX_STEPS - 2)
+    assert [step(MAX_STEPS + 1), step(1)] == [0, 1]
     seen = hooked(engine, "norm")
     assert [step(1), len(seen)] == [1, 1]
     engine.register_hooks(None)

@@ -281,7 +281,7 @@ def test_steps(folder: Path, alone: list[list[int]]) -> None:
     chat = engine.add_chat_request([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=2), "chat")
     long = engine.add_request(PROMPTS[0], sampling_params=ENDLESS)
     engine.step()
-    with pytest.raises(ValueError, match="id must be that of no request that goes on, got 'chat'"):
+    with pytest.raises(ValueError, match="id must not be that of an unfinished request, got 'chat'"):
         engine.add_request(PROMPTS[0], request_id="chat")
     with pytest.raises(ValueError, match="a request must be added once"):
         engine.add_request(long)

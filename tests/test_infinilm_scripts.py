@@ -222,7 +222,7 @@ BAD = {
     "hook": "mlp 0",
     "no token": "data must not be empty, got shape (1, 0)",
     "token": "input_ids[0] must be token ids from 0 to 2047, got 1048576",
-    "too long": "prompt must be shorter than 256 tokens, the least of max_model_len and what the cache holds, got 256",
+    "too long": "prompt must be shorter than 256 tokens, the lesser of max_model_len and the cache's size, got 256",
     "setting": "top_p must be a number from 0 to 1, got -1.0",
 }
 

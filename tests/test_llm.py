@@ -232,7 +232,7 @@ def test_async_closed(folder: Path) -> None:
             await asyncio.sleep(0.001)
         llm.close()
         for wait in (task, llm.generate(PROMPTS[0])):
-            with pytest.raises(RuntimeError, match="torch_infini.AsyncLLM: it must not be closed, got one that is"):
+            with pytest.raises(RuntimeError, match="torch_infini.AsyncLLM: object must be open, got a closed one"):
                 await wait
         llm.close()
 

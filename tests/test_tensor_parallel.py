@@ -160,7 +160,7 @@ def test_requests_come_to_all_ranks(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     for result in on_ranks(2, lambda tp_group: AsyncLLM(Llama.from_pretrained(tmp_path, tp_group=tp_group))):
         assert isinstance(result, ValueError)
-        assert str(result).endswith("come to one alone, got the processes of torchrun")
+        assert str(result).endswith("arrive in one process only, got the processes of torchrun")
 
 
 def test_workers_are_on_the_cpu() -> None:

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from .._core.bandwidth import read_bandwidth
 from .._core.library import cpu_capability
 from ..demo import MODEL
-from ..engine.loading import names_code
+from ..engine.loading import has_code
 from ..patch import patch_model
 from ..patch import patched as patched_for_a_while
 from .errors import CommandError
@@ -53,7 +53,7 @@ def load(folder: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, PreTrained
     try:  # without trust_remote_code=False transformers may ask on stdin whether to run the folder's code
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        if names_code(folder):
+        if has_code(folder):
             raise CommandError(NEVER_RUN.format(folder)) from error
         raise CommandError(f"--model must have a readable config.json, got {folder}: {first_line(error)}") from error
     if config.model_type != "llama":
@@ -62,7 +62,7 @@ def load(folder: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, PreTrained
         model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        if names_code(folder):
+        if has_code(folder):
             raise CommandError(NEVER_RUN.format(folder)) from error
         raise CommandError(f"--model must hold weights and a tokenizer, got {folder}: {first_line(error)}") from error
     return model.eval(), tokenizer

@@ -23,13 +23,13 @@ Deliver = Callable[[RequestOutput | BaseException], None]
 
 
 class AsyncLLM:
-    """A model that continues prompts, for asyncio: requests join the running batch at any time.
+    """An LLM for asyncio: requests join the running batch at any time.
 
     Args:
-        *args, **settings: As torch_infini.LLM; or an LLM, which nothing else may use until this is closed.
+        *args, **settings: As torch_infini.LLM; or an LLM, which nothing else may use until this object is closed.
 
     Raises:
-        ValueError: Under torchrun, whose processes would have to add the same requests at the same steps; and as LLM.
+        ValueError: Under torchrun, where all processes would have to add the same requests at the same steps; as LLM.
 
     Example:
         >>> async with AsyncLLM("path/to/model") as llm:
@@ -42,8 +42,8 @@ class AsyncLLM:
         tp_group = self._llm.engine.model.tp_group
         if tp_group is not None and tp_group.workers is None:
             raise ValueError(
-                "torch_infini.AsyncLLM: the model's ranks must be processes that this one starts, for requests that "
-                "come at any time come to one alone, got the processes of torchrun"
+                "torch_infini.AsyncLLM: the model's ranks must be processes that this process starts, because "
+                "requests arrive in one process only, got the processes of torchrun"
             )
         self._thread = _EngineThread(self._llm.engine)
         # The thread holds no reference to this object, so that dropping it ends the thread.
@@ -54,7 +54,7 @@ class AsyncLLM:
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
-            sampling_params: None: the model's own (generation_config).
+            sampling_params: None: the model's defaults (generation_config).
 
         Returns:
             The finished output.
@@ -77,10 +77,10 @@ class AsyncLLM:
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
-            sampling_params: None: the model's own (generation_config).
+            sampling_params: None: the model's defaults (generation_config).
 
         Yields:
-            The output so far, or what sampling_params.output_kind says.
+            The output so far, or the part that sampling_params.output_kind selects.
 
         Raises:
             ValueError: For a prompt that cannot be served.
@@ -114,16 +114,16 @@ class AsyncLLM:
             self.cancel(request)
 
     def add(self, prompt: Prompt | Request, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
-        """Add a request from any thread, for callers that wait for outputs by other means than stream.
+        """Add a request from any thread; its outputs go to `deliver`.
 
         Args:
-            prompt: As stream takes one, or a request of Engine.new_request.
-            params: None: the model's own, or the request's.
+            prompt: As in stream, or a Request of Engine.new_request.
+            params: None: the model's defaults. A Request has its own.
             deliver: Called on the engine's thread with each output, or with the error that ended the thread. It must
-                neither wait nor raise.
+                neither block nor raise.
 
         Returns:
-            The future of the request's id; it has the error of a prompt that cannot be served.
+            A future of the request's id; its exception is the ValueError of a prompt that cannot be served.
 
         Raises:
             RuntimeError: If this is closed, or its thread failed.
@@ -131,12 +131,12 @@ class AsyncLLM:
         return self._thread.add(prompt, params, deliver)
 
     def cancel(self, request: Future[str]) -> None:
-        """Cancel a request of add from any thread, if it is not finished; its `deliver` is called no more."""
+        """Cancel a request of add from any thread, unless it is finished; `deliver` is not called again."""
         self._thread.abort(request)
 
     @property
     def is_running(self) -> bool:
-        """Whether this is neither closed nor failed."""
+        """Whether the engine's thread runs: it was not closed and has not failed."""
         return self._thread.is_running
 
     def metrics(self) -> Metrics:
@@ -224,7 +224,7 @@ class _EngineThread:
     def stop(self) -> None:
         """End the thread after its current step."""
         with self._wake:
-            self._error = self._error or RuntimeError("torch_infini.AsyncLLM: it must not be closed, got one that is")
+            self._error = self._error or RuntimeError("torch_infini.AsyncLLM: object must be open, got a closed one")
             self._wake.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()

@@ -1,6 +1,6 @@
 """BlockManager: allocates the blocks of a KVCache. Blocks have reference counts, and full ones are cached for reuse.
 
-A cached block is found by the block before it and its tokens: by content, so that no hash collision is possible.
+A cached block is looked up by the block before it and its own tokens, not by a hash: collisions are impossible.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class BlockManager:
                 raise ValueError(f"torch_infini.engine.BlockManager: {name} must be at least 1, got {value}")
         self.blocks, self.block_size, self.reuse = blocks, block_size, reuse
         self._references = [0] * blocks
-        self._uncached = list(range(blocks - 1, -1, -1))  # free blocks that are not cached; the last goes first
-        self._kept: OrderedDict[int, None] = OrderedDict()  # free blocks that are cached; the first goes first
+        self._uncached = list(range(blocks - 1, -1, -1))  # free blocks that are not cached; popped from the end
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free blocks that are cached; popped from the start
         self._block_of: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # (before, tokens) -> (block, identity)
         self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}  # cached block -> its key in _block_of
         self._identities = ROOT
@@ -53,7 +53,7 @@ class BlockManager:
         return len(self._kept)
 
     def needed(self, tokens: int) -> int:
-        """The number of blocks for so many tokens."""
+        """Return the number of blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
 
     def allocate(self) -> int:
@@ -80,7 +80,7 @@ class BlockManager:
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop a reference of each of a sequence's blocks, given in order: the last are allocated again first."""
+        """Drop one reference to each of a sequence's blocks, given in order: the last are allocated again first."""
         for block in reversed(blocks):
             if self._references[block] < 1:
                 raise AssertionError(f"block {block} has no reference")
@@ -92,7 +92,7 @@ class BlockManager:
                     self._uncached.append(block)
 
     def release_all(self) -> None:
-        """Free every block, in whatever state an interrupted call left them; cached blocks stay cached."""
+        """Free every block, whatever an interrupted call left behind; cached blocks stay cached."""
         cached = {b: key for b, key in self._key_of.items() if key in self._block_of and self._block_of[key][0] == b}
         oldest_first = [b for b in self._kept if b in cached] + [b for b in cached if b not in self._kept]
         self._block_of = {key: self._block_of[key] for key in cached.values()}
@@ -102,7 +102,7 @@ class BlockManager:
         self._uncached = [b for b in range(self.blocks - 1, -1, -1) if b not in cached]
 
     def forget(self) -> None:
-        """Find no cached block again: `match` begins anew. Sequences keep the blocks that they have."""
+        """Drop the prefix cache: `match` finds no block cached before this call. Sequences keep their blocks."""
         self._uncached.extend(reversed(self._kept))
         self._kept, self._block_of, self._key_of = OrderedDict(), {}, {}
 
@@ -118,8 +118,8 @@ class BlockManager:
         At least one token is left to compute, because its logits are needed.
 
         Args:
-            tokens: Of the sequence.
-            may_end: Whether the blocks may have so many tokens in all.
+            tokens: The sequence's tokens.
+            may_end: Returns whether a match of this many tokens is allowed.
 
         Returns:
             (blocks, identity): full blocks, possibly none, and the `before` of the block that follows them.
@@ -149,8 +149,8 @@ class BlockManager:
             tokens: The tokens of all of them, block_size each.
 
         Returns:
-            The identity of the last block. Of several blocks with the same tokens behind the same block only the first
-            is cached, and all have its identity.
+            The identity of the last block. If several blocks with the same tokens follow the same block, only the first
+            is cached, and all get its identity.
         """
         if not self.reuse:
             return ROOT

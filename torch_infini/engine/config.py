@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from .sampling_params import is_integer
 
 KVCacheDtype = Literal["int8"]
-CACHE_BYTES = 2 << 30  # the default size of keys and values, at most
+CACHE_BYTES = 2 << 30  # upper limit of the default cache size
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,20 @@ class EngineConfig:
         max_num_seqs: The most sequences in a step.
         max_model_len: The most tokens of a sequence, prompt included; None: the model's positions.
         cache_bytes: Bytes for keys and values; None: enough for max_num_seqs of max_model_len, at most 2 GiB.
-        cache_blocks: The same in blocks; at most one of the two.
+        cache_blocks: The cache's size in blocks; cache_bytes must then be None.
         block_size: Tokens in a block of the cache.
         kv_cache_dtype: "int8": keys and values are kept as int8 with a float32 scale for each token and head: 0.52 of
-            the memory of bfloat16 for heads of 128 columns; docs/engine.md says how fast and how exact that is. None:
-            in the model's dtype.
+            the memory of bfloat16 for heads of 128 columns; docs/engine.md has its speed and accuracy. None: in the
+            model's dtype.
         max_num_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt: sequences
             that generate wait while a step takes longer.
         chunk_size: Prompts are cut at multiples of this many tokens. None: 64, or 128 for a model with as many key
-            heads as query heads, whose attention would take 1.1 times as long in smaller ones.
+            heads as query heads, whose attention would take 1.1 times as long in smaller chunks.
         enable_prefix_caching: Whether a prompt may begin with blocks that others filled with the same tokens, up to a
             multiple of chunk_size.
-        reuse_generated: Whether these may also be tokens that another request generated, as in a conversation's next
-            turn. Generated tokens are computed one by one and prompts in chunks, so that last bits may then differ from
-            those of the same request without reuse.
+        reuse_generated: Whether such blocks may also hold generated tokens, as in a conversation's next turn. Generated
+            tokens are computed one by one and prompts in chunks, so the last bits of logits may then differ from those
+            of the same request without reuse.
         enforce_eager: Whether decode steps run op by op, instead of being recorded and replayed
             (torch_infini.runtime.program, on CUDA graph).
     """

@@ -22,7 +22,7 @@ from .model import ServedModel
 
 _logger = logging.getLogger("torch_infini")
 
-RECORDED = 64  # steps that are kept; the least recently used goes first
+MAX_STEPS = 64  # recorded steps that are kept; the least recently used one is dropped first
 
 Record = Callable[[Callable[[], Tensor]], Callable[[], object]]
 
@@ -57,7 +57,7 @@ class DecodeStep:
         self._replay: Callable[[], object] | None = None
 
     def run(self) -> Tensor:
-        """Compute the logits, whose memory the next run of any step of the model overwrites; the first run records."""
+        """Compute the logits; the first run records. The next run of any step of the model overwrites their memory."""
         if self._replay is not None:
             self._replay()
         elif self._record is not None:
@@ -68,13 +68,13 @@ class DecodeStep:
 
 
 class DecodeSteps:
-    """The decode steps of a model with one cache. All share their memory, which is replaced by larger memory on demand.
+    """The decode steps of a model with one cache. All share memory for inputs and logits, which grows on demand.
 
     Args:
         model: On the device where it runs.
         cache: On the same device.
-        max_rows: The largest batch size that is expected.
-        max_blocks: The most blocks of a sequence that are expected.
+        max_rows: The largest expected batch size.
+        max_blocks: The largest expected number of blocks of a sequence.
         record: Whether steps are recorded; otherwise every step is computed op by op.
     """
 
@@ -110,27 +110,26 @@ class DecodeSteps:
             self._allocate(max(most, power_of_two(rows)), max(widest, power_of_two(blocks)))
         memory = self._inputs[:, :rows], self._tables[:rows, :blocks], self._logits[:rows]
         found = self._steps[key] = DecodeStep(self._model, self._cache, *memory, self._record)
-        while len(self._steps) > RECORDED:
+        while len(self._steps) > MAX_STEPS:
             self._steps.popitem(last=False)
         return found
 
 
 def power_of_two(size: int) -> int:
-    """The least power of two that is at least `size`."""
+    """Return the least power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def recorder(model: ServedModel) -> Record | None:
-    """Return a function that computes a step and returns its replay; None where steps cannot be recorded."""
+    """Return a function that computes a step and returns its replay; None if steps cannot be recorded."""
     device = model.device
     if backing_type(device) == "cpu" and not model.kernels_only:
         return partial(_record_ops, model) if device.type == "cpu" else None
     if backing_type(device) == "cpu":
-        # A program has no place for a provider's Python.
-        return (
-            None if emulates_cuda() or chosen_providers("cpu") else lambda step: runtime.program(step).replay
-        )  # making it computes it
-    pool = torch.cuda.graph_pool_handle()  # steps run one at a time and can share the memory between inputs and logits
+        # A program cannot call a provider's Python. Making a program also computes the step.
+        recordable = not emulates_cuda() and not chosen_providers("cpu")
+        return (lambda step: runtime.program(step).replay) if recordable else None
+    pool = torch.cuda.graph_pool_handle()  # steps run one at a time, so they can share memory for intermediate results
 
     def graph(step: Callable[[], Tensor]) -> Callable[[], object]:
         replay = runtime.graph(lambda _: step(), torch.zeros(1, device=device), pool=pool).replay
@@ -141,11 +140,10 @@ def recorder(model: ServedModel) -> Record | None:
 
 
 def _record_ops(model: ServedModel, step: Callable[[], Tensor]) -> Callable[[], object]:
-    """Record a step of ops of any kind; one that cannot be recorded is computed op by op from then on."""
+    """Record a step of any torch ops; if that fails, this and all later steps are computed op by op."""
     replay: Callable[[], object] = step
-    fakes = logging.getLogger(
-        "torch._subclasses.fake_tensor"
-    )  # logs a traceback of an op whose shapes it does not know
+    # This logger prints a traceback for each op without a fake.
+    fakes = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, fakes.disabled = fakes.disabled, True
     try:
         if model.is_recordable:

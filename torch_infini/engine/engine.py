@@ -1,7 +1,7 @@
 """Engine: many requests on one model, step by step. Each step computes the chunks that the scheduler chose, samples a
 token for every sequence whose tokens are all computed, and returns the outputs of the requests that changed.
 
-Nothing here waits: LLM calls step() until all requests are finished, AsyncLLM does so on a thread.
+The engine has no loop of its own: LLM calls step() until all requests are finished, AsyncLLM does so on a thread.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from .text import TextStream
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_SAMPLES = 1024  # of a prompt
+MAX_SAMPLES = 1024  # of a prompt
 _NAME = "torch_infini.Engine"
 _UNREADABLE = f"{_NAME}: the tokenizer must decode every token of the prompt and the output"
 Prompt = str | SequenceOf[int] | Mapping[str, Any]  # the last as vLLM's: {"prompt": text}, {"prompt_token_ids": ids}
 
 
 class Engine:
-    """Serves requests with one model; for one thread at a time.
+    """Serves requests with one model; one thread may use it at a time.
 
     Args:
         model: On the device where it runs.
-        tokenizer: Of transformers; None: prompts are token ids, and there are no texts or stop strings.
+        tokenizer: A transformers tokenizer; None: prompts are token ids, and there are no texts or stop strings.
         config: Limits; None: EngineConfig().
-        sampling: Fields of SamplingParams for requests without params, such as sampling_defaults reads.
-        seed: Of the seeds that requests without one get; None: they are random.
+        sampling: Fields of SamplingParams for requests without params, as sampling_defaults returns them.
+        seed: Seed of the generator that draws seeds for requests without one; None: these are random.
 
     Attributes:
         model, tokenizer, config, sampling: As given.
         max_model_len: The most tokens of a sequence.
-        scheduler: The Scheduler, whose state others may read between calls.
+        scheduler: The Scheduler, whose state callers may read between calls.
         outputs: What the last step returned, or would have returned if it had not been interrupted.
 
     A call may be interrupted anywhere (KeyboardInterrupt). The next call then frees all blocks and recomputes the
@@ -91,7 +91,7 @@ class Engine:
         except (OSError, RuntimeError, MemoryError, OverflowError, TypeError) as error:
             raise MemoryError(
                 f"{_NAME}: cache and batch must fit into memory, got {blocks} blocks of {c.block_size} tokens and "
-                f"max_num_seqs {c.max_num_seqs} (give cache_bytes, or fewer of them): " + str(error).partition("\n")[0]
+                f"max_num_seqs {c.max_num_seqs} (lower cache_bytes or max_num_seqs): " + str(error).partition("\n")[0]
             ) from error
         self.scheduler = Scheduler(
             self._blocks,
@@ -129,7 +129,7 @@ class Engine:
         wanted = self.config.max_num_seqs * -(-length // size) * block_bytes
         budget = self.config.cache_bytes or min(wanted, CACHE_BYTES)
         if budget < block_bytes:
-            raise ValueError(f"{_NAME}: cache_bytes must be at least a block's, {block_bytes}, got {budget}")
+            raise ValueError(f"{_NAME}: cache_bytes must be at least {block_bytes}, the size of a block, got {budget}")
         return budget // block_bytes
 
     def add(self, prompt: Prompt | Request, params: SamplingParams | None = None, id: str | None = None) -> str:
@@ -137,9 +137,9 @@ class Engine:
 
         Args:
             prompt: Text, which needs a tokenizer, or token ids; also as {"prompt": text} or {"prompt_token_ids": ids}.
-                Or what new_request made of them, with its params.
-            params: None: the model's own, SamplingParams(**self.sampling).
-            id: Of the request; None: a new one.
+                Or a Request of new_request, which has its own params.
+            params: None: the model's defaults, SamplingParams(**self.sampling).
+            id: The request's id; None: a new one.
 
         Returns:
             The id.
@@ -153,7 +153,7 @@ class Engine:
         if id is not None and not isinstance(id, str):
             raise ValueError(f"{_NAME}: id must be a string or None, got {id!r}")
         if id in self._requests:
-            raise ValueError(f"{_NAME}: id must be that of no request that goes on, got {id!r}")
+            raise ValueError(f"{_NAME}: id must not be that of an unfinished request, got {id!r}")
         return self.submit(request, self.new_id() if id is None else id)
 
     def new_id(self) -> str:
@@ -165,7 +165,7 @@ class Engine:
         return id
 
     def new_request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
-        """Make the request of a prompt, for submit; arguments and errors are those of add."""
+        """Make a Request for submit; arguments and errors are those of add."""
         params = self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
@@ -180,7 +180,7 @@ class Engine:
             else min(self.max_model_len, len(tokens) + params.max_tokens)
         )
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text)
-        request.bad_words = self._words(params)
+        request.bad_words = self._tokenize_bad_words(params)
         request.sequences.append(self._new_sequence(request, 0))
         return request
 
@@ -191,7 +191,7 @@ class Engine:
         kept = params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else self.max_model_len - 1
         return list(ids)[-kept:]
 
-    def _words(self, params: SamplingParams) -> list[list[int]]:
+    def _tokenize_bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Tokenize bad_words, each alone and with a space before it."""
         if params.bad_words and self.tokenizer is None:
             raise ValueError(f"{_NAME}: bad_words must be empty where there is no tokenizer, got {params.bad_words}")
@@ -202,7 +202,7 @@ class Engine:
         return [list(tokens) for tokens in dict.fromkeys(map(tuple, found)) if tokens]
 
     def submit(self, request: Request, id: str) -> str:
-        """Add a request of new_request under an id that no other request has; return the id."""
+        """Add a Request of new_request under an id that no other request has; return the id."""
         self._repair()
         self._number += 1
         request.id, request.number, request.arrived = id, self._number, time.perf_counter()
@@ -218,7 +218,7 @@ class Engine:
     def encode(self, text: str) -> list[int]:
         """Tokenize a text; the tokenizer adds its special tokens."""
         if self.tokenizer is None:
-            raise ValueError(f"{_NAME}: prompt must be token ids, for the model's folder has no tokenizer, got text")
+            raise ValueError(f"{_NAME}: prompt must be token ids because the model's folder has no tokenizer, got text")
         try:
             return list(self.tokenizer(text)["input_ids"])
         except Exception as error:
@@ -232,11 +232,11 @@ class Engine:
             raise ValueError(f"{_NAME}: prompt must have at least one token, got none")
         if len(tokens) >= self.max_model_len:
             raise ValueError(
-                f"{_NAME}: prompt must be shorter than {self.max_model_len} tokens, the least of max_model_len and "
-                f"what the cache holds, got {len(tokens)}"
+                f"{_NAME}: prompt must be shorter than {self.max_model_len} tokens, the lesser of max_model_len and "
+                f"the cache's size, got {len(tokens)}"
             )
-        if params.n > MOST_SAMPLES:
-            raise ValueError(f"{_NAME}: n must be at most {MOST_SAMPLES}, got {params.n}")
+        if params.n > MAX_SAMPLES:
+            raise ValueError(f"{_NAME}: n must be at most {MAX_SAMPLES}, got {params.n}")
         if params.stop and self.tokenizer is None:
             raise ValueError(f"{_NAME}: stop must be empty where there is no tokenizer, got {params.stop}")
         outside = [t for t in (*params.stop_token_ids, *(params.logit_bias or ())) if t >= vocabulary]
@@ -252,7 +252,7 @@ class Engine:
         return Sequence(request, index, row, list(request.prompt))
 
     def abort(self, id: str) -> bool:
-        """Cancel a request; the next step returns its last output. False if it is not there or finished."""
+        """Cancel a request; the next step returns its last output. Return False if it is unknown or finished."""
         self._repair()
         request = self._requests.get(id) if isinstance(id, str) else None
         if request is None or request.is_finished:
@@ -268,7 +268,7 @@ class Engine:
             raise
 
     def forget_prefixes(self) -> None:
-        """Reuse no keys and values of earlier prompts: for callers that changed the model's parameters."""
+        """Drop the prefix cache; call it after changing the model's parameters."""
         self._repair()
         try:
             self._blocks.forget()
@@ -287,11 +287,11 @@ class Engine:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that the keys and values of a token take, with their scales."""
+        """Bytes of a token's keys and values, including scales."""
         return self._cache.bytes_per_token
 
     def metrics(self) -> Metrics:
-        """Counts of what the engine did; every call returns the same object."""
+        """Return the engine's counts; every call returns the same object."""
         m, s = self._metrics, self.scheduler
         m.waiting, m.running, m.preemptions = len(s.waiting), len(s.running), s.preemptions
         m.free_blocks, m.kept_blocks = self._blocks.free, self._blocks.kept
@@ -330,25 +330,25 @@ class Engine:
         self._changed = {}
 
     def _repair(self) -> None:
-        """After an interrupted call: keep the requests and their tokens, and rebuild all other state from them."""
+        """Rebuild all state from the requests and their tokens, if the last call was interrupted."""
         if not self._broken:
             return
         if not self._returned:
             for output in self.outputs:
                 if output.request_id in self._requests:
                     self._requests[output.request_id].last_output = output
-        living = []
+        unfinished = []
         for request in sorted(self._requests.values(), key=lambda request: request.number):
-            if len(request.sequences) < request.params.n:  # the prompt's samples were being made
+            if len(request.sequences) < request.params.n:  # interrupted while the samples were made
                 del request.sequences[1:]
             for sequence in request.sequences:
                 if sequence.finish is None:
                     sequence.restart()
-                    living.append(sequence)
+                    unfinished.append(sequence)
                 else:
                     sequence.blocks = []
-        self.scheduler.restart(living)
-        for sequence in living:
+        self.scheduler.restart(unfinished)
+        for sequence in unfinished:
             if sequence.generated:
                 self._finish_if_done(sequence)
         for request in self._requests.values():
@@ -363,7 +363,7 @@ class Engine:
         """Run the chunks, and sample for the sequences whose tokens are all computed."""
         try:
             self._run(chunks)
-        except Exception as error:  # fails the requests of this step, and no others
+        except Exception as error:  # only the requests of this step fail
             message = str(error) if isinstance(error, (RuntimeError, MemoryError)) else described(error)
             for request in dict.fromkeys(chunk.sequence.request for chunk in chunks):
                 self._changed[request] = None
@@ -400,20 +400,20 @@ class Engine:
                 self._append(sequence, result)
 
     def _keep_prompt_logprobs(self, chunk: ScheduledChunk, logits: Tensor) -> None:
-        """Keep the log-probabilities of the prompt's tokens behind a chunk's, from logits [tokens, vocab_size]."""
+        """Store the log-probabilities of the prompt's tokens at start + 1 and on, from logits [tokens, vocab_size]."""
         request, first = chunk.sequence.request, chunk.start + 1
         tokens = request.prompt[first : first + chunk.num_tokens]
         count = request.params.prompt_logprobs or 0
-        for place, (token, row) in enumerate(zip(tokens, logits, strict=False), first):
+        for position, (token, row) in enumerate(zip(tokens, logits, strict=False), first):
             values = log_softmax(row.float())
             own = values[token]
             rank = 1 + int((values > own).sum())
-            request.prompt_logprobs[place] = TokenLogprobs(token, own.item(), rank, most_likely(values, count))
+            request.prompt_logprobs[position] = TokenLogprobs(token, own.item(), rank, most_likely(values, count))
 
     def _samples(self, sequence: Sequence) -> list[Sequence]:
         """Return the sequences to sample: this one, or those of a request whose prompt was just computed.
 
-        As many as may run share the prompt's blocks; the others wait, and compute what is not cached of it again.
+        As many as can run at once share the prompt's blocks; the others wait, and recompute the uncached part of it.
         """
         request = sequence.request
         if len(request.sequences) == request.params.n:
@@ -435,7 +435,7 @@ class Engine:
             one = TokenLogprobs(result.token, result.logprob, result.rank, result.top_logprobs or [])
             sequence.logprobs.append(one)
         sequence.row.output.append(result.token)
-        sequence.tokens.append(result.token)  # after all else: Sequence.restart keeps what is in tokens
+        sequence.tokens.append(result.token)  # last, because Sequence.restart keeps only `tokens`
         self._metrics.generated_tokens += 1
         self._finish_if_done(sequence)
 
@@ -458,7 +458,7 @@ class Engine:
             self._finish(sequence, Finish.LENGTH)
 
     def _decode_text(self, sequence: Sequence, num_tokens: int) -> str | None:
-        """Decode the output's first tokens that are not decoded yet.
+        """Decode the output's tokens up to `num_tokens` that are not decoded yet.
 
         Returns:
             The stop string that was found, or None.
@@ -503,7 +503,7 @@ class Engine:
 
 
 def chunk_size_of(model: ServedModel) -> int:
-    """Return where prompts are cut: as small as attention is as fast as with the largest."""
+    """Return the smallest chunk size at which attention is as fast as with the largest."""
     config = model.config
     return 64 if config.num_attention_heads > config.num_key_value_heads else 128
 
@@ -522,8 +522,8 @@ def parts_of(prompt: Prompt) -> tuple[str | None, Iterable[Any] | None]:
         return prompt, None
     else:
         text, ids = None, prompt
-    is_none = not isinstance(ids, Iterable) or isinstance(ids, (str, bytes, bytearray, Mapping))
-    if is_none and (text is None or ids is not None):
+    no_ids = not isinstance(ids, Iterable) or isinstance(ids, (str, bytes, bytearray, Mapping))
+    if no_ids and (text is None or ids is not None):
         raise ValueError(f"{_NAME}: prompt must be text or token ids, got {prompt!r}")
     return text, ids
 

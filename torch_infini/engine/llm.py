@@ -1,4 +1,4 @@
-"""LLM: prompts in, texts out, for scripts, in vLLM's words. It loads a model and steps an Engine until all is done."""
+"""LLM: the interface for scripts, as in vLLM. It loads a model and steps an Engine until all requests are finished."""
 
 from __future__ import annotations
 
@@ -33,42 +33,41 @@ _MESSAGES = 'messages must be a list of mappings, {"role": ..., "content": ...},
 
 
 class LLM:
-    """A model that continues prompts, many at a time. Its words are vLLM's, so that scripts change the import alone.
+    """A model that continues prompts, many at a time. Names are vLLM's, so that scripts change only the import.
 
     Args:
-        model: A Hugging Face folder, a GGUF file, "owner/model" of the hub (from its cache where there is no network),
-            a Llama, or a loaded causal language model of transformers, which patch_model is called on unless it is
-            patched. llama, mistral, qwen2 and qwen3 folders are read into a Llama; other types run through
-            transformers' own forward over the engine's cache (docs/engine.md). Quantized checkpoints:
-            docs/checkpoints.md.
-        tokenizer: Of transformers, or its folder or name; None: that of the folder, or of the folder that a model was
-            loaded from, if it has one. Without one prompts are token ids. Code of the folder (auto_map) is never run: a
-            tokenizer that is such code has to be given here.
-        quantization: "int8" or "int4" (or another name of torch_infini.weights), to which the linear layers are
-            quantized while they are read; not for a folder in which torch_infini.save_patched has left integers, which
-            are taken as they are. "awq", "gptq" and so on may name what the checkpoint is. None: as it is.
-        activations: "int8": what a layer of a quantized checkpoint multiplies is quantized too, row by row: faster,
-            above all for prompts, and other tokens. None: only where the checkpoint says so.
+        model: A Hugging Face folder, a GGUF file, "owner/model" of the hub (from its cache if there is no network), a
+            Llama, or a loaded causal language model of transformers, which is patched by patch_model unless it already
+            is. llama, mistral, qwen2 and qwen3 folders are read into a Llama; other types run through transformers' own
+            forward over the engine's cache (docs/engine.md). Quantized checkpoints: docs/checkpoints.md.
+        tokenizer: A transformers tokenizer, or its folder or name; None: that of the model's folder, if it has one.
+            Without a tokenizer, prompts are token ids. Code of the folder (auto_map) is never run: a tokenizer that
+            needs it must be passed here.
+        quantization: "int8" or "int4" (or another name of torch_infini.weights): linear layers are quantized to it
+            while they are read; not for a folder that torch_infini.save_patched wrote with integers, which are used as
+            stored. "awq", "gptq" and so on may name the checkpoint's own format. None: weights are used as stored.
+        activations: "int8": layers of a quantized checkpoint quantize their input too, row by row: faster, above all
+            for prompts, but tokens may differ. None: only if the checkpoint says so.
         dtype: Of activations and dense weights; "auto" or None: the checkpoint's.
         device: Where the model runs.
         tensor_parallel_size: How many ranks share the model: under torchrun its processes, which all make the same
             calls; otherwise, on the CPU, this process and others that it starts, which share its threads.
-        gpu_memory_utilization: The share of the device's memory, of a GPU or of the machine, that the process may use;
-            keys and values get what weights leave of it. None: the size that cache_bytes says.
-        seed: Of the seeds that requests without one get; None: they are random.
+        gpu_memory_utilization: The fraction of the device's memory (a GPU's or the machine's) that the process may use;
+            keys and values get what the weights leave of it. None: cache_bytes decides.
+        seed: Seed of the generator that draws seeds for requests without one; None: these are random.
         generation_config: "auto": requests without params have the sampling settings of the model's
             generation_config.json; "none" (or vLLM's "vllm"): those of SamplingParams().
-        progress: Whether reading shows its speed on stderr; None: if that is a terminal.
+        progress: Whether loading shows its speed on stderr; None: if stderr is a terminal.
         **settings: Fields of EngineConfig (max_model_len, max_num_seqs, max_num_batched_tokens, enforce_eager,
-            enable_prefix_caching, kv_cache_dtype, block_size, ...). Other arguments of vLLM's LLM that have no meaning
-            here are logged and change nothing, or are refused with what to use instead.
+            enable_prefix_caching, kv_cache_dtype, block_size, ...). Other arguments of vLLM's LLM are logged without
+            effect, or raise an error that says what to use instead.
 
     Attributes:
         engine: The Engine.
 
     Raises:
-        FileNotFoundError: For a folder or file that is not there.
-        ValueError: For a config, checkpoint, argument or setting that is not served.
+        FileNotFoundError: For a folder or file that does not exist.
+        ValueError: For a config, checkpoint, argument or setting that is not supported.
 
     Example:
         >>> llm = torch_infini.LLM("path/to/model", quantization="int8")
@@ -96,7 +95,7 @@ class LLM:
         if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
             raise ValueError(f"torch_infini.LLM: seed must be an integer or None, got {seed!r}")
         if gpu_memory_utilization is not None and config.cache_bytes is None and config.cache_blocks is None:
-            cache_bytes_of(gpu_memory_utilization, "cpu")  # a value that is none is refused before the model is read
+            cache_bytes_of(gpu_memory_utilization, "cpu")  # rejects an invalid value before the model is read
         served, tokenizer, sampling = load_served(
             model,
             tokenizer,
@@ -127,26 +126,26 @@ class LLM:
 
         Args:
             prompts: A text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}, or several of them.
-            sampling_params: For all prompts, or one for each; None: the model's own (generation_config).
-            use_tqdm: Whether a bar on stderr counts finished prompts, if that is a terminal; None: of several prompts.
-            lora_request: None; adapters by request are not served yet.
+            sampling_params: For all prompts, or one for each; None: the model's defaults (generation_config).
+            use_tqdm: Whether to show a progress bar, if stderr is a terminal; None: if there are several prompts.
+            lora_request: Must be None; adapters by request are not supported yet.
 
         Returns:
-            One output for each prompt, in their order. One that went wrong has outputs with finish_reason "error".
+            One output for each prompt, in their order. A prompt that failed has outputs with finish_reason "error".
 
         Raises:
             ValueError: For a prompt that cannot be served; none is computed then.
         """
         refuse_adapter(lora_request)
         rows = prompts_of(prompts)
-        return list(shown(self.iterate(rows, sampling_params), len(rows), use_tqdm))
+        return list(with_progress(self.iterate(rows, sampling_params), len(rows), use_tqdm))
 
     def iterate(
         self,
         prompts: Prompt | SequenceOf[Prompt],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
     ) -> Iterator[RequestOutput]:
-        """As generate, but yield each finished output as soon as all before it are; leaving the loop cancels the rest.
+        """Yield the outputs of generate in order, each as soon as it is finished; leaving the loop cancels the rest.
 
         The prompts are checked when the loop begins.
         """
@@ -170,11 +169,11 @@ class LLM:
         The prompt is checked at once; the request begins with the first step of the loop.
 
         Args:
-            prompt: As generate takes one.
-            sampling_params: None: the model's own (generation_config).
+            prompt: One prompt, as in generate.
+            sampling_params: None: the model's defaults (generation_config).
 
         Yields:
-            The output so far; its outputs' new_text and new_token_ids are what the step added.
+            The output so far; its outputs' new_text and new_token_ids hold what the step added.
 
         Raises:
             ValueError: For a prompt that cannot be served.
@@ -209,9 +208,9 @@ class LLM:
         Args:
             messages: [{"role": "user", "content": "..."}, ...], or several such lists.
             sampling_params, use_tqdm, lora_request: As generate.
-            chat_template: Instead of the tokenizer's.
+            chat_template: Replaces the tokenizer's.
             add_generation_prompt: Whether the prompt ends with the beginning of an answer.
-            continue_final_message: Whether the last message is continued, instead of answered; then
+            continue_final_message: Whether the last message is continued instead of answered; then
                 add_generation_prompt must be False.
             tools: Functions that the template may describe, as in OpenAI's API.
             chat_template_kwargs: Further variables of the template, such as enable_thinking.
@@ -232,13 +231,13 @@ class LLM:
         return self.generate(self.chat_prompts(messages, template), sampling_params, use_tqdm, lora_request)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """Return the tokenizer; None where prompts are token ids."""
+        """Return the tokenizer; None if there is none."""
         return self.engine.tokenizer
 
     def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise NotImplementedError: the engine computes no embeddings, classes or scores."""
         raise NotImplementedError(
-            "torch_infini.LLM: models generate; embeddings, classes and scores are not served yet"
+            "torch_infini.LLM: models only generate; embeddings, classes and scores are not supported yet"
         )
 
     embed = classify = score = encode
@@ -248,7 +247,7 @@ class LLM:
         messages: SequenceOf[Message] | SequenceOf[SequenceOf[Message]],
         template: Mapping[str, Any] | None = None,
     ) -> list[list[int]]:
-        """Return the tokens of each conversation of chat; errors as there."""
+        """Return the tokens of each conversation; arguments and errors are those of chat."""
         conversations: Any = messages  # checked here and by chat_prompt
         if isinstance(conversations, SequenceOf) and conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
@@ -260,11 +259,11 @@ class LLM:
         """Return the tokens of a conversation up to the assistant's answer.
 
         Args:
-            messages: As chat takes them.
-            template: Variables of the chat template beside the messages, such as enable_thinking.
+            messages: One conversation, as in chat.
+            template: Variables of the chat template besides the messages, such as enable_thinking.
 
         Raises:
-            ValueError: Without a chat template, or where it does not take the messages.
+            ValueError: If there is no chat template, or it rejects the messages.
         """
         is_list = isinstance(messages, SequenceOf) and len(messages) > 0
         if not is_list or not all(isinstance(message, Mapping) and "role" in message for message in messages):
@@ -282,11 +281,11 @@ class LLM:
             conversation = [dict(message) for message in messages]
             encoded: Any = tokenizer.apply_chat_template(conversation, return_dict=True, **template)
             return list(encoded["input_ids"])
-        except Exception as error:  # a template raises whatever it likes
+        except Exception as error:  # templates raise exceptions of any type
             raise ValueError(f"{_CHAT}: the chat template must take the messages, got {described(error)}") from error
 
     def step(self) -> list[RequestOutput]:
-        """Step the engine, for a caller that has added requests to it; outputs of all others reach their callers too.
+        """Step the engine, for a caller that has added requests to it; outputs of other requests are delivered too.
 
         Returns:
             As Engine.step.
@@ -320,8 +319,8 @@ class LLM:
                     self._step()
                     if not reader.outputs and not self.engine.has(reader.id):
                         raise RuntimeError(
-                            "torch_infini.LLM: the engine must be stepped by the LLM alone while it has requests, got "
-                            f"a step of another caller, which was told the end of request {reader.id}"
+                            "torch_infini.LLM: the engine must be stepped only by the LLM while it has requests, got a "
+                            f"step of another caller, which received the last output of request {reader.id}"
                         )
                 output = reader.take()
             yield output
@@ -348,8 +347,9 @@ class LLM:
                 reader.put(output)
 
     def _cancel_dropped(self) -> None:
-        """Cancel the requests whose readers are gone. Not done when a reader goes: the garbage collector may do that
-        in the middle of a step, and it may be interrupted.
+        """Cancel the requests whose readers are closed or deleted.
+
+        Deletion itself cannot do this: the garbage collector may run in the middle of a step, and be interrupted.
         """
         for id, reference in list(self._readers.items()):
             reader = reference()
@@ -363,7 +363,7 @@ class LLM:
             reader.is_closed = True
         if self._lock.acquire(blocking=False):
             try:
-                if not self._stepping:  # if it is, by this thread
+                if not self._stepping:  # otherwise this thread is within a step
                     self._cancel_dropped()
             finally:
                 self._lock.release()
@@ -397,8 +397,8 @@ def refuse_adapter(lora_request: object) -> None:
         )
 
 
-def shown(outputs: Iterator[RequestOutput], count: int, use_tqdm: bool | None) -> Iterator[RequestOutput]:
-    """Yield the outputs, with a bar of how many there are, their rate and the rest, on a terminal."""
+def with_progress(outputs: Iterator[RequestOutput], count: int, use_tqdm: bool | None) -> Iterator[RequestOutput]:
+    """Return an iterator of the outputs that shows a progress bar on stderr, if that is a terminal."""
     if use_tqdm is False or (use_tqdm is None and count < 2) or not sys.stderr.isatty():
         return outputs
     try:
@@ -422,7 +422,7 @@ def params_of(given: Any, count: int) -> SequenceOf[SamplingParams | None]:
     """Return the settings of `count` prompts, from one for all or one for each; ValueError for anything else."""
     name = "torch_infini.LLM.generate"
     if given is None or isinstance(given, (SamplingParams, str, Mapping)):
-        alike: list[Any] = [given] * count  # of another type: refused with the first prompt
+        alike: list[Any] = [given] * count  # another type is rejected with the first prompt
         return alike
     if not isinstance(given, SequenceOf):
         raise ValueError(
@@ -436,10 +436,10 @@ def params_of(given: Any, count: int) -> SequenceOf[SamplingParams | None]:
 
 
 def is_prompt(prompts: Any) -> bool:
-    """Whether it is one prompt rather than several: a text, a mapping, or numbers."""
+    """Return whether `prompts` is one prompt rather than several: a text, a mapping, or numbers."""
     if isinstance(prompts, (str, Mapping)):
         return True
-    if hasattr(prompts, "shape"):  # torch's or numpy's: ids are its elements, prompts its rows
+    if hasattr(prompts, "shape"):  # of torch or numpy: its elements are ids, its rows prompts
         return len(prompts.shape) == 1
     if not isinstance(prompts, SequenceOf) or isinstance(prompts, (bytes, bytearray)) or len(prompts) == 0:
         return False

@@ -1,4 +1,4 @@
-"""load_served: from what a caller names to a model that the engine serves, its tokenizer and its sampling settings."""
+"""load_served: loads a model that the engine serves, its tokenizer and its default sampling settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 
 
 class Served(NamedTuple):
-    """A model that is ready, and what belongs to it.
+    """A loaded model, its tokenizer and its default sampling settings.
 
     Attributes:
         model: For the Engine.
@@ -53,7 +53,7 @@ def load_served(
     generation_config: Literal["auto", "none"],
     progress: bool | None,
 ) -> Served:
-    """Load a model for LLM, whose arguments these are; errors as there."""
+    """Load a model; arguments and errors are those of LLM."""
     if generation_config not in ("auto", "none"):
         raise ValueError(f"{_NAME}: generation_config must be 'auto' or 'none', got {generation_config!r}")
     if not isinstance(model, (str, Path, nn.Module)) and not is_served_model(model):
@@ -66,7 +66,7 @@ def load_served(
     if quantization is not None and not isinstance(quantization, str):
         raise ValueError(f"{_NAME}: quantization must be a name or None, got {quantization!r}")
     device_of(device)
-    given = load_tokenizer(found_tokenizer(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
+    given = load_tokenizer(tokenizer_folder(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
     wants_defaults = generation_config == "auto"
     if not isinstance(model, (str, Path)):
         is_served = is_served_model(model)
@@ -100,7 +100,7 @@ def load_served(
 
         found = given or load_tokenizer(folder)
         return Served(load_paged(folder, weights, floating(dtype), device, activations), found, sampling)
-    checked_config(folder)  # what is wrong with a config, the tokenizer's reader would say in other words
+    checked_config(folder)  # first, because the tokenizer's reader describes errors of a config less clearly
     tp_group = init_tp_group(size, device) if size != 1 else None
     found = given or load_tokenizer(folder)  # while workers start
     options = folder, weights or "dense", dtype, str(device), activations
@@ -113,10 +113,10 @@ def load_served(
 
 
 def _weights(folder: Path, quantization: str | None) -> str | None:
-    """Return the format that weights are quantized to; None where the checkpoint's own is named, or nothing.
+    """Return the format to quantize weights to; None if `quantization` is None or the checkpoint's own format.
 
     Raises:
-        ValueError: For the name of another checkpoint format than the folder's.
+        ValueError: For the name of a checkpoint format that is not the folder's.
     """
     if quantization is None or quantization in names() or quantization.startswith("auto:"):
         return quantization
@@ -131,10 +131,10 @@ def _weights(folder: Path, quantization: str | None) -> str | None:
 
 
 def needs_transformers(folder: Path) -> bool:
-    """Whether a checkpoint's model type is not one of Llama's, but one of transformers'."""
+    """Return whether a checkpoint's model type is supported by transformers, but not by Llama."""
     try:
         kind = model_type_of(folder)
-    except (ValueError, OSError, NotImplementedError):  # whoever reads it next says what is wrong
+    except (ValueError, OSError, NotImplementedError):  # the next reader of the folder reports it
         return False
     if not isinstance(kind, str) or kind in DEFAULTS:
         return False
@@ -146,7 +146,7 @@ def needs_transformers(folder: Path) -> bool:
 
 
 def _paged(model: nn.Module, quantization: str | None) -> ServedModel:
-    """Return a model of transformers as the engine calls models; patch it unless it is patched."""
+    """Wrap a model of transformers in a PagedModel; patch it unless it is patched."""
     from ..patch import is_patched, patch_model, unpatch_model
     from ..patch.paged import PagedModel, check_model
 
@@ -165,7 +165,7 @@ def _paged(model: nn.Module, quantization: str | None) -> ServedModel:
 
 
 def device_of(device: torch.device | str) -> torch.device:
-    """The device of that name; ValueError for one that cannot be had."""
+    """Return the device of that name; ValueError for one that is not available."""
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -179,8 +179,8 @@ def device_of(device: torch.device | str) -> torch.device:
     return found
 
 
-def found_tokenizer(name: str | Path) -> Path:
-    """Return the folder of a tokenizer: a path, or where the hub's cache has a name."""
+def tokenizer_folder(name: str | Path) -> Path:
+    """Return the folder of a tokenizer: the path given, or that of the name in the hub's cache."""
     try:
         return found_folder(name)
     except FileNotFoundError as error:
@@ -188,7 +188,7 @@ def found_tokenizer(name: str | Path) -> Path:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model folder; None if there is none; ValueError if it cannot be read."""
+    """Load the tokenizer of a model folder; None if there is none, ValueError if it cannot be read."""
     is_gguf = folder.is_file()
     if not (has_gguf_tokenizer(folder) if is_gguf else any((folder / name).is_file() for name in _TOKENIZER_FILES)):
         return None
@@ -198,17 +198,17 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     options: dict[str, Any] = {"gguf_file": file} if file else {}
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, **options)
-    except Exception as error:  # transformers and tokenizers raise whatever broken files lead to
-        if names_code(folder):
+    except Exception as error:  # broken files raise exceptions of any type in transformers and tokenizers
+        if has_code(folder):
             raise ValueError(
-                f"torch_infini.LLM: {folder} must hold a tokenizer of transformers' own classes, for code of a model "
-                "folder (auto_map) is never run, got one of its own (load it yourself, and pass it as tokenizer=)"
+                f"torch_infini.LLM: {folder} must hold a tokenizer of transformers' own classes, because code of a "
+                "model folder (auto_map) is never run, got a custom one (load it yourself, and pass it as tokenizer=)"
             ) from error
         cause = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"torch_infini.LLM: {folder} must hold a readable tokenizer, got: {cause}") from error
 
 
-def names_code(folder: Path) -> bool:
+def has_code(folder: Path) -> bool:
     """Return whether a model folder has code of its own (auto_map)."""
     for name in ("tokenizer_config.json", "config.json"):
         try:

@@ -15,7 +15,7 @@ _USED = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memo
 def cache_bytes_of(share: object, device: torch.device | str) -> int:
     """Return how many bytes are left for keys and values.
 
-    share * total - used, of a GPU's memory or of the machine's (of the container's, where it has a limit).
+    The result is share * total - used, of a GPU's memory or the machine's (the container's, if it has a limit).
 
     Raises:
         ValueError: For a share that is not above 0 and at most 1.

@@ -1,4 +1,4 @@
-"""ServedModel: what the engine asks of a model. torch_infini.models.Llama is one, PagedModel of patch/paged another."""
+"""ServedModel: the interface of models that the engine runs, which Llama and PagedModel of patch/paged implement."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class ServedModel(Protocol):
         config: Its settings.
         dtype: Of logits, and of keys and values unless they are int8.
         device: Where it is.
-        tp_group: The group that shards it; None: it is whole.
+        tp_group: The group that shards it; None: it is not sharded.
         bytes_per_step: Bytes of weights that a step reads.
-        kernels_only: Whether its decode step calls nothing but ops of torch.ops.infini.
+        kernels_only: Whether its decode step calls only ops of torch.ops.infini.
         is_recordable: Whether its decode step may be recorded.
     """
 
@@ -64,16 +64,16 @@ class ServedModel(Protocol):
     def kernels_only(self) -> bool: ...
 
     def __call__(self, batch: Batch, cache: Any, last: bool = False, out: Tensor | None = None) -> Tensor:
-        """Compute new tokens; as torch_infini.models.Llama.forward."""
+        """Compute the logits of new tokens; as torch_infini.models.Llama.forward."""
 
     def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> Any:
         """Make a cache: a KVCache, or a MixedKVCache; dtype None: the model's."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes that the keys and values of a token take in a cache of that dtype."""
+        """Return the bytes of a token's keys and values in a cache of that dtype."""
 
 
 def is_served_model(model: object) -> bool:
-    """Whether an object has what ServedModel names."""
+    """Return whether an object has the interface of ServedModel."""
     names = ("config", "dtype", "device", "tp_group", "bytes_per_step", "kernels_only", "is_recordable", "new_cache")
     return callable(model) and all(hasattr(model, name) for name in names)

@@ -1,4 +1,4 @@
-"""What the engine returns: RequestOutput with a CompletionOutput for each sample, in vLLM's words; Metrics."""
+"""The engine's results: RequestOutput with a CompletionOutput for each sample, named as in vLLM; Metrics."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Logprob(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities at one place of a text.
+    """Log-probabilities at one position of a sequence.
 
     Attributes:
-        token: The token that is there.
-        logprob: Its.
+        token: The token at this position.
+        logprob: Its log-probability.
         rank: Its rank, from 1.
         top: (token, log-probability) of the likeliest tokens in descending order.
     """
@@ -47,7 +47,7 @@ class TokenLogprobs:
     top: list[tuple[int, float]]
 
     def by_token(self, tokenizer: Any) -> dict[int, Logprob]:
-        """Return the likeliest tokens' and the token's own, as vLLM has them."""
+        """Return the Logprobs of the likeliest tokens and of the token itself, by token, as vLLM does."""
 
         def entry(token: int, logprob: float, rank: int) -> Logprob:
             return Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token]))
@@ -62,17 +62,17 @@ class CompletionOutput:
     """One sample of a request, so far.
 
     Attributes:
-        index: Of the sample, 0 to params.n - 1.
-        text: Without a tail that may become part of a stop string; "" without a tokenizer. With output_kind DELTA, what
-            is new.
-        token_ids: An end or stop token is the last of them. With output_kind DELTA, the new ones.
+        index: The sample's index, 0 to params.n - 1.
+        text: The text without a tail that may become part of a stop string; "" without a tokenizer. With output_kind
+            DELTA, only the new text.
+        token_ids: The tokens, including an end or stop token. With output_kind DELTA, only the new ones.
         finish_reason: "stop", "length", "abort" or "error"; None: not finished.
         stop_reason: The stop token or string that ended it; None also for an end-of-sequence token.
         new_text: The text that the last step added.
         new_token_ids: The tokens that the last step added.
         error: The error message, if finish_reason is "error".
-        text_tokens: How many of the tokens have a part in the text: not those of a stop string, or of what may be one.
-        token_logprobs: Of each token; None if not requested.
+        text_tokens: The number of tokens that contribute to the text: those of a (possible) stop string do not.
+        token_logprobs: The TokenLogprobs of each token; None if not requested.
         tokenizer: Decodes the tokens of `logprobs`.
     """
 
@@ -90,7 +90,7 @@ class CompletionOutput:
 
     @property
     def logprobs(self) -> list[dict[int, Logprob]] | None:
-        """For each token a dict of the likeliest tokens and the token itself; None if not requested. As vLLM's."""
+        """For each token a dict of the likeliest tokens and the token itself, as in vLLM; None if not requested."""
         if self.token_logprobs is None:
             return None
         return [one.by_token(self.tokenizer) for one in self.token_logprobs]
@@ -108,8 +108,8 @@ class CompletionOutput:
 class RequestOutputKind(Enum):
     """What the outputs of a stream hold."""
 
-    CUMULATIVE = 0  # all so far
-    DELTA = 1  # what is new
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # only what is new
     FINAL_ONLY = 2  # one output, when the request is finished
 
 
@@ -131,12 +131,12 @@ class RequestOutput:
 
     Attributes:
         request_id: The request's.
-        prompt: Its text; None if it came as token ids.
-        prompt_token_ids: Its tokens.
-        outputs: One for each sample; before the prompt is computed one without tokens.
+        prompt: The prompt's text; None if it was given as token ids.
+        prompt_token_ids: The prompt's tokens.
+        outputs: One for each sample; before the prompt is computed, one without tokens.
         num_cached_tokens: How many of the prompt's tokens were in the cache.
-        metrics: Its times.
-        prompt_token_logprobs: Of each prompt token but the first; None if not requested.
+        metrics: The request's times.
+        prompt_token_logprobs: Of each prompt token except the first; None if not requested.
         lora_request: The request's adapter, or None.
     """
 
@@ -178,7 +178,7 @@ class RequestOutput:
 
 
 def of_kind(output: RequestOutput, kind: RequestOutputKind) -> RequestOutput | None:
-    """Return a stream's output as its kind asks for; None where it is left out."""
+    """Convert a stream's cumulative output to the given kind; None if it is to be skipped."""
     if kind is RequestOutputKind.CUMULATIVE:
         return output
     if kind is RequestOutputKind.FINAL_ONLY:
@@ -195,10 +195,10 @@ class Metrics:
     """The state of an engine and its counts since it was made.
 
     Attributes:
-        waiting, running: Sequences.
-        blocks, free_blocks, kept_blocks: Of the cache; kept blocks are free, but their tokens may be reused.
+        waiting, running: Numbers of sequences.
+        blocks, free_blocks, kept_blocks: Numbers of cache blocks; kept blocks are free, but their tokens may be reused.
         steps: Forward passes.
-        requests: Finished sequences, by how they finished.
+        requests: Finished sequences, by finish reason.
         prompt_tokens: Computed prompt tokens; reused_tokens were in the cache.
         generated_tokens: Sampled tokens.
         preemptions: How often a sequence was preempted.

@@ -1,4 +1,4 @@
-"""Runner: computes the chunks that the scheduler chose and returns the logits behind each.
+"""Runner: computes the chunks that the scheduler chose and returns the logits of each one's last token.
 
 A step in which every chunk is one token is a recorded decode step; others are computed op by op. TPRunner and Worker
 run a model whose tensor-parallel group has worker processes.
@@ -22,14 +22,14 @@ from .model import ServedModel
 
 
 class ChunkInput(NamedTuple):
-    """What the model needs of a chunk: plain data, which workers can be sent.
+    """The model's input for a chunk: plain data that can be sent to workers.
 
     Attributes:
         tokens: The chunk's tokens.
         start: The index of the first one in the sequence.
-        blocks: The sequence's blocks, those of the chunk included.
-        wanted: Whether the logits behind its last token are.
-        all_wanted: Whether the logits behind all of its tokens are, for prompt_logprobs.
+        blocks: The sequence's blocks, including those of the chunk.
+        wanted: Whether the logits of its last token are needed.
+        all_wanted: Whether the logits of all its tokens are needed, for prompt_logprobs.
     """
 
     tokens: list[int]
@@ -45,12 +45,12 @@ class Runner:
     Args:
         model: On the device where it runs.
         cache: On the same device.
-        max_num_seqs: The largest recorded step; one with more chunks is computed op by op.
-        max_tokens: Tokens of a sequence, at most.
+        max_num_seqs: The most chunks of a recorded step; larger steps are computed op by op.
+        max_tokens: The most tokens of a sequence.
         record: Whether decode steps are recorded.
 
     Attributes:
-        prompt_logits: Of the last run, by the index of the chunks with all_wanted: [tokens of the chunk, vocab_size].
+        prompt_logits: Logits [tokens of the chunk, vocab_size] of the last run, by index of the chunks with all_wanted.
     """
 
     def __init__(
@@ -66,30 +66,30 @@ class Runner:
         self._width = -(-max_tokens // cache.block_size)  # of block tables
         self._steps = DecodeSteps(model, cache, max_num_seqs, self._width, record)
         self.prompt_logits: dict[int, Tensor] = {}
-        self._rows: list[list[int]] = [[] for _ in range(max_num_seqs)]  # what the block tables of the steps hold
+        self._table_rows: list[list[int]] = [[] for _ in range(max_num_seqs)]  # contents of the steps' block tables
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]] = ()) -> Tensor:
         """Compute chunks.
 
         Args:
-            chunks: Those of one sequence in order.
+            chunks: Chunks of the same sequence must be in order.
             copies: (from, to) of blocks to copy first.
 
         Returns:
-            Logits [n, vocab_size] behind the last token of each wanted chunk, in memory that the next call overwrites;
-            anything where none is wanted.
+            Logits [n, vocab_size] of the last token of each wanted chunk, in memory that the next call overwrites;
+            unspecified if none is wanted.
         """
         self.cache.copy_blocks(copies)
         self.prompt_logits = {}
         if any(chunk.all_wanted for chunk in chunks):
             return self._prefill_all(chunks)
-        if len(chunks) <= len(self._rows) and all(len(chunk.tokens) == 1 for chunk in chunks):
+        if len(chunks) <= len(self._table_rows) and all(len(chunk.tokens) == 1 for chunk in chunks):
             return self._decode(chunks)
         return self._prefill(chunks)
 
     def _prefill_all(self, chunks: Sequence[ChunkInput]) -> Tensor:
-        """Compute the logits of all tokens, and keep those of the chunks whose are wanted, by the chunk's index."""
+        """Compute the logits of all tokens, and store those of the chunks with all_wanted in prompt_logits."""
         logits = self._prefill(chunks, last=False)
         rows, at = [], 0
         for i, chunk in enumerate(chunks):
@@ -125,10 +125,10 @@ class Runner:
         step, size = self._steps.step(len(chunks), self._width), self.cache.block_size
         columns = []
         for row, ((token,), start, blocks, *_) in enumerate(chunks):
-            if self._rows[row] != blocks:
-                self._rows[row] = []  # if the next line is interrupted, the row must not count as what it held before
+            if self._table_rows[row] != blocks:
+                self._table_rows[row] = []  # if the next line is interrupted, the row's content is unknown
                 step.tables[row, : len(blocks)] = torch.tensor(blocks)
-                self._rows[row] = list(blocks)
+                self._table_rows[row] = list(blocks)
             columns.append((token, start, blocks[start // size] * size + start % size, start + 1))
         step.inputs.copy_(torch.tensor(columns).t())
         logits = step.run()
@@ -137,7 +137,7 @@ class Runner:
 
 
 def wanted_of(chunks: Sequence[ChunkInput]) -> list[int]:
-    """Return the wanted chunks; the last where none is, because a step of no rows is none."""
+    """Return the indices of the wanted chunks; the last one's if none is wanted, because a step needs a row."""
     return [i for i, chunk in enumerate(chunks) if chunk.wanted] or [len(chunks) - 1]
 
 
@@ -145,8 +145,8 @@ class TPRunner:
     """A Runner that also sends every step to the workers, each of which holds a shard of the model.
 
     Args:
-        runner: That of this process.
-        workers: Their objects are Workers of the class below, or have its methods.
+        runner: This process's Runner.
+        workers: Each holds a Worker (below), or an object with its methods.
     """
 
     def __init__(self, runner: Runner, workers: Workers) -> None:

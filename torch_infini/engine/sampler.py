@@ -34,11 +34,11 @@ def resolve_seeds(params: SamplingParams, generator: torch.Generator | None = No
     """Make the seeds of a request's samples.
 
     Sample i has (seed + i * 0x9E3779B97F4A7C15) modulo 2^64: the first one has the request's seed itself, and random
-    streams of different seeds have nothing in common. Without a seed, one is drawn.
+    streams of different seeds are independent. Without a seed, one is drawn.
 
     Args:
         params: The request's settings.
-        generator: What draws; None: torch's for the CPU, which the system seeds where torch.manual_seed did not.
+        generator: Draws the seed; None: torch's CPU generator, seeded by the system unless torch.manual_seed was used.
 
     Returns:
         params.n seeds from 0 to 2^64 - 1, for Row.seed.
@@ -52,14 +52,13 @@ def resolve_seeds(params: SamplingParams, generator: torch.Generator | None = No
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The sampler's view of one sequence. May be kept from step to step or made anew: the tokens are the same.
+    """The sampler's view of one sequence. Whether it is kept between steps or made anew, the tokens are the same.
 
     Attributes:
         params: The request's settings.
         seed: One of resolve_seeds(params).
         prompt: The prompt's tokens; never changed.
-        output: The tokens generated so far, which may only be appended to; its length is the offset in the random
-            stream.
+        output: The tokens generated so far; append only. Its length is the offset in the random stream.
         eos_token_ids: The model's end-of-sequence tokens, for min_tokens.
         bad_words: The tokens of each of params.bad_words.
     """
@@ -70,12 +69,12 @@ class Row:
     output: list[int]
     eos_token_ids: Sequence[int] = ()
     bad_words: Sequence[Sequence[int]] = ()
-    # How often each token of prompt and output is in the output, as far as that was counted.
+    # How often each token of prompt and output occurs in the first _counted tokens of the output.
     _counts: dict[int, int] | None = field(default=None, init=False, repr=False)
     _counted: int = field(default=0, init=False, repr=False)
 
     def counts(self) -> dict[int, int]:
-        """Count each token in the output; with repetition_penalty, tokens of the prompt alone have count 0."""
+        """Count each token in the output; with repetition_penalty, tokens that only the prompt has get count 0."""
         if self._counts is None:
             self._counts = dict.fromkeys(self.prompt if self.params.repetition_penalty != 1 else (), 0)
         counts = self._counts
@@ -94,11 +93,11 @@ class Sampled(NamedTuple):
     """A sequence's next token.
 
     Attributes:
-        token: Its id; -1 where there is an error.
-        logprob: The token's log-probability before temperature, where SamplingParams.logprobs asks for it.
-        top_logprobs: (token, log-probability) of the most likely tokens in descending order, of equals the lower id
-            first; fewer where fewer are possible.
-        rank: 1 for the likeliest token, where there is a logprob.
+        token: Its id; -1 if there is an error.
+        logprob: The token's log-probability before temperature, if SamplingParams.logprobs requests it.
+        top_logprobs: (token, log-probability) of the most likely tokens in descending order, equal ones by ascending
+            id; fewer if fewer are possible.
+        rank: 1 for the likeliest token, if there is a logprob.
         error: Why there is no token.
     """
 
@@ -110,20 +109,20 @@ class Sampled(NamedTuple):
 
 
 class RowSettings:
-    """Tensors of the settings of so many rows, filled from lists in one call (on CUDA: and one copy)."""
+    """random_sample's settings of `rows` rows as tensors, filled in one call (and on CUDA one copy)."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         on_cpu = backing_type(device) == "cpu"
         self.host = torch.empty(32 * rows, dtype=torch.uint8, device=device if on_cpu else "cpu", pin_memory=not on_cpu)
         self.memory = (c_char * (32 * rows)).from_address(self.host.data_ptr())
         self.pack_into = struct.Struct(f"={rows}q{rows}Q{rows}q{rows}f{rows}f").pack_into
-        self.there = self.host if on_cpu else torch.empty_like(self.host, device=device, pin_memory=False)
-        top_k, seed, offset = self.there[: 24 * rows].view(torch.int64).chunk(3)
-        temperature, top_p = self.there[24 * rows :].view(torch.float32).chunk(2)
+        self.on_device = self.host if on_cpu else torch.empty_like(self.host, device=device, pin_memory=False)
+        top_k, seed, offset = self.on_device[: 24 * rows].view(torch.int64).chunk(3)
+        temperature, top_p = self.on_device[24 * rows :].view(torch.float32).chunk(2)
         self.tensors = (temperature, top_k, top_p, seed, offset)
 
     def fill(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
-        """random_sample's arguments behind logits. The call before must be done: its tensors are these."""
+        """Return random_sample's arguments after logits. Each call overwrites the tensors of the previous one."""
         params = [row.params for row in rows]
         self.pack_into(
             self.memory,
@@ -134,13 +133,13 @@ class RowSettings:
             *[p.temperature for p in params],
             *[p.top_p for p in params],
         )
-        if self.there is not self.host:
-            self.there.copy_(self.host, non_blocking=True)
+        if self.on_device is not self.host:
+            self.on_device.copy_(self.host, non_blocking=True)
         return self.tensors
 
 
 class Sampler:
-    """Draws the next tokens of a batch. Not to be called by two threads at once."""
+    """Draws the next tokens of a batch. Not thread-safe."""
 
     def __init__(self) -> None:
         self._settings = lru_cache(maxsize=64)(RowSettings)
@@ -155,15 +154,15 @@ class Sampler:
 
         Args:
             logits: [n, vocabulary] float32, bfloat16 or float16; stride 1 in the last dimension. May be overwritten.
-            rows: n of them.
+            rows: n Rows.
 
         Returns:
             n results. A row whose logits are NaN or +infinity somewhere, or -infinity everywhere, or whose logit_bias
-            names a token that is not in the vocabulary, has an error; the other rows are not touched by that.
+            names a token that is not in the vocabulary, has an error; other rows are not affected.
 
         Raises:
-            ValueError: Where logits has another dtype, or not as many rows as there are rows.
-            RuntimeError: For a stride that cannot be served.
+            ValueError: If logits has another dtype, or a number of rows other than n.
+            RuntimeError: For strides that are not supported.
 
         Source: repetition_penalty: Keskar et al., CTRL, 2019, arXiv:1909.05858; min_p: Nguyen et al., Turning Up the
             Heat: Min-p Sampling for Creative and Coherent LLM Outputs, 2024, arXiv:2407.01082; the rest as in
@@ -180,7 +179,7 @@ class Sampler:
         if not rows:
             return []
         edited = [i for i, row in enumerate(rows) if row.params.edits_logits or len(row.output) < row.params.min_tokens]
-        if edited and len(rows) > 1 and logits.stride(0) < logits.shape[1]:  # one row for all, as of n samples
+        if edited and len(rows) > 1 and logits.stride(0) < logits.shape[1]:  # rows share memory, as for n samples
             logits = logits.contiguous()
         if not edited or logits.dtype == torch.float32:
             return self._sample(logits, rows, edited)
@@ -281,7 +280,7 @@ def edit(logits: Tensor, row: Row) -> str | None:
 
 
 def ends_with(tokens: Sequence[int], end: Sequence[int]) -> bool:
-    """Whether tokens end so; every sequence ends with none."""
+    """Return whether tokens end with `end`, which may be empty."""
     return len(tokens) >= len(end) and list(tokens[len(tokens) - len(end) :]) == list(end)
 
 
@@ -302,7 +301,7 @@ def mask_unlikely(logits: Tensor, params: SamplingParams) -> None:
     """Apply min_p by p_i / p_max = exp((x_i - x_max) / temperature), without a division or a sum."""
     if params.min_p > 0 and params.temperature > 0:
         least = logits.amax() + params.temperature * log(params.min_p)
-        # threshold_ replaces what is at most its number, is several times as fast as a mask, and leaves NaN.
+        # threshold_ replaces values up to its number, is several times as fast as a mask, and keeps NaN.
         torch.threshold_(logits, torch.nextafter(least, least.new_tensor(-inf)).item(), -inf)
 
 
@@ -312,7 +311,7 @@ def integers(values: Iterable[int], device: torch.device) -> Tensor:
 
 
 def most_likely(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
-    """Return the likeliest tokens in descending order, of equal ones the lower id first (topk leaves that open)."""
+    """Return the likeliest tokens in descending order, equal ones by ascending id (topk does not specify theirs)."""
     size = logprobs.shape[0]
     if count == 0:
         return []
@@ -332,7 +331,7 @@ def draw(logits: Tensor, settings: tuple[Tensor, ...]) -> list[int]:
         wrong = ~(logits < inf)
         tokens = torch.where((logits == -inf).all(1), -1 - logits.shape[1], 0)
         tokens = torch.where(wrong.any(1), -1 - wrong.int().argmax(1), tokens)
-        if not tokens.any():  # it is not the values
+        if not tokens.any():  # the values are not the cause
             raise
         good = (tokens == 0).nonzero().flatten()
         if len(good):

@@ -16,8 +16,7 @@ import torch
 
 from .outputs import RequestOutputKind
 
-LARGEST = torch.finfo(torch.float32).max  # what the kernel's settings can hold
-
+LARGEST = torch.finfo(torch.float32).max  # the kernel takes settings as float32
 
 LogitsProcessor = Callable[..., torch.Tensor]
 
@@ -28,48 +27,47 @@ class SamplingParams:
 
     In this order: logit_bias, repetition_penalty, presence_penalty and frequency_penalty, min_tokens; log-probabilities
     are taken here; then temperature, min_p, top_k, top_p, and the draw. top_p counts the probability of all tokens that
-    min_p left, those beyond top_k too, and of the token that crosses it only the part below it is drawn:
-    torch.ops.infini.random_sample has the formula.
+    min_p left, including those beyond top_k; of the token that crosses top_p, only the part below it is drawn
+    (torch.ops.infini.random_sample has the formula).
 
     Args:
         n: How many samples of a prompt, at least 1.
-        temperature: What logits are divided by; 0: the most likely token always (min_p, top_k and top_p do nothing).
-        top_k: Draw among so many most likely tokens; 0 or -1: no limit.
+        temperature: Divides the logits; 0: always the most likely token (min_p, top_k and top_p have no effect).
+        top_k: Draw among this many most likely tokens; 0 or -1: no limit.
         top_p: Draw among the most likely tokens that hold this share of the probability, from 0 to 1; 1: no limit.
         min_p: Draw among tokens with at least this share of the most likely one's probability, both after temperature;
             from 0 (no limit) to 1.
-        repetition_penalty: For each token of the prompt and the output, once: a logit above 0 is divided by it, another
-            one multiplied. Above 0; 1: none. As in transformers.
+        repetition_penalty: Applied once to each token of the prompt and the output: a logit above 0 is divided by it,
+            any other multiplied. Above 0; 1: none. As in transformers.
         presence_penalty: Subtracted from the logit of each token in the output. Finite; 0: none. As in OpenAI's API.
-        frequency_penalty: Subtracted from the logit of each token in the output as often as it is there. Finite; 0:
-            none. As in OpenAI's API.
-        seed: Of the request's random numbers, any integer, taken modulo 2^64: the same seed, prompt and settings give
-            the same tokens, whatever else is computed with them. None: one is drawn.
-        logit_bias: What is added to the logits of tokens; -infinity forbids a token.
-        logprobs: Give the log-probability of each token, and of so many most likely ones beside it (0: of none). None:
-            nothing of it.
-        max_tokens: The output's end, in tokens, at least 1; None: the model's length.
-        min_tokens: How many tokens there must be before an end-of-sequence token, a stop token or a stop string counts.
+        frequency_penalty: Subtracted from the logit of each token in the output, as often as it occurs there. Finite;
+            0: none. As in OpenAI's API.
+        seed: Seed of the request's random numbers: any integer, taken modulo 2^64. The same seed, prompt and settings
+            give the same tokens, whatever else is in the batch. None: a random one.
+        logit_bias: Added to the logits of tokens; -infinity forbids a token.
+        logprobs: Return the log-probability of each token and of this many most likely ones (may be 0). None: of none.
+        max_tokens: The most tokens of the output, at least 1; None: as many as the model's length leaves.
+        min_tokens: The number of tokens before which end-of-sequence tokens, stop tokens and stop strings do not count.
         stop: A string or strings that end the output where they first appear in it.
         stop_token_ids: Tokens that end the output, besides the model's end-of-sequence tokens.
-        ignore_eos: Whether end-of-sequence tokens are tokens like all others.
+        ignore_eos: Whether end-of-sequence tokens are treated like other tokens.
         include_stop_str_in_output: Whether the stop string stays at the end of the text.
-        bad_words: Texts of which none may be generated: the last token of one is forbidden where the tokens before it
-            are there. Each as it is, and with a space before it. Needs a tokenizer.
+        bad_words: Texts that must not be generated: the last token of one is forbidden after its other tokens. Applies
+            to each text as it is and with a space before it. Needs a tokenizer.
         allowed_token_ids: The only tokens that may be drawn; None: all.
         logits_processors: Functions of (generated token ids, logits [vocabulary] float32), or of (prompt token ids,
             generated token ids, logits), that return the logits to draw from; called for each token after the
             penalties. One that raises ends the request.
-        prompt_logprobs: As logprobs, of the prompt's tokens; their keys are then computed anew. None: nothing of it.
-        detokenize: Whether the output has a text; stop must be empty where it is False.
+        prompt_logprobs: As logprobs, for the prompt's tokens; the prompt then reuses no cached prefix. None: of none.
+        detokenize: Whether the output has a text; stop must be empty if it is False.
         skip_special_tokens: Whether special tokens are left out of the text.
-        spaces_between_special_tokens: True, as in all tokenizers of transformers 5; False is refused.
-        truncate_prompt_tokens: The prompt keeps its last tokens, so many; -1: as many as the model takes. None: all.
-        output_kind: What a stream's outputs hold: CUMULATIVE, all so far; DELTA, what is new; FINAL_ONLY, the last
-            output alone.
+        spaces_between_special_tokens: Must be True, as in all tokenizers of transformers 5.
+        truncate_prompt_tokens: Keep this many of the prompt's last tokens; -1: as many as the model takes. None: all.
+        output_kind: What a stream's outputs hold: CUMULATIVE, everything so far; DELTA, only what is new; FINAL_ONLY,
+            everything, in a single output at the end.
 
     Raises:
-        ValueError: For a value outside what is said above.
+        ValueError: For a value outside the ranges above.
     """
 
     n: int = 1
@@ -191,7 +189,7 @@ class SamplingParams:
 
     def _number(self, name: str, least: float, most: float, rule: str) -> None:
         value = getattr(self, name)
-        if "finite" in rule and is_number(value) and abs(value) < inf:  # finite, and yet none of float32's
+        if "finite" in rule and is_number(value) and abs(value) < inf:  # finite, but not in float32
             if value > most:
                 rule = f"be at most {most:g}, the largest number of float32"
             elif value < least and (least < 0 or value > 0):

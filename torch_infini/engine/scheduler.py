@@ -1,6 +1,6 @@
 """Scheduler: chooses the tokens that the next step computes, and allocates the cache blocks that they need.
 
-Sequences that generate are scheduled first, one token each; chunks of prompts fill the step up. First come, first
+Sequences that generate are scheduled first, one token each; chunks of prompts fill up the step. First come, first
 served; the latest sequence is preempted when no block is free.
 """
 
@@ -31,10 +31,10 @@ class Scheduler:
         max_num_seqs: The most sequences that run at a time.
         max_num_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt. Larger steps
             take less time per token, but sequences that generate wait for them.
-        chunk_size: Prompts are cut at multiples of this many tokens, wherever a chunk is in the step and however many
-            chunks of the prompt the step takes; what was generated is computed token by token, also when it is computed
-            again. So the tokens that attend together, and with them the last bits of the result, depend neither on
-            other requests nor on preemption. A prompt begins with cached blocks up to such a multiple.
+        chunk_size: Prompts are cut at multiples of this many tokens, however many chunks of a prompt a step takes;
+            generated tokens are computed one by one, also after a preemption. So the tokens that are computed together,
+            and with them the last bits of the result, depend neither on other requests nor on preemption. A cached
+            prefix of a prompt ends at such a multiple.
         reuse_generated: Whether blocks with generated tokens, and with the last tokens of prompts, are cached.
 
     Attributes:
@@ -100,9 +100,9 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         for sequence in [s for s in self.running if s.remaining > 1]:
             if budget > 0 and sequence in self.running:  # it may have been preempted meanwhile
-                budget -= self._take(sequence, chunks, budget)
+                budget -= self._append_chunks(sequence, chunks, budget)
         while budget > 0 and self.preemptions == before and self._admit():
-            budget -= self._take(self.running[-1], chunks, budget)
+            budget -= self._append_chunks(self.running[-1], chunks, budget)
         # A sequence may have been preempted after its chunk was chosen.
         return [chunk for chunk in chunks if chunk.sequence.blocks]
 
@@ -112,20 +112,20 @@ class Scheduler:
             if sequence in self.running and self._reserve(sequence, sequence.computed + 1):
                 yield sequence
 
-    def _take(self, sequence: Sequence, chunks: list[ScheduledChunk], budget: int) -> int:
+    def _append_chunks(self, sequence: Sequence, chunks: list[ScheduledChunk], budget: int) -> int:
         """Append the sequence's next chunks until they have at least `budget` tokens; return how many they have."""
         start = at = sequence.computed
         while at - start < budget and at < len(sequence.tokens):
-            end = self._end(sequence, at)
+            end = self._chunk_end(sequence, at)
             if at > start and self.blocks.needed(end) - len(sequence.blocks) > self.blocks.free:
-                break  # no sequence is preempted for the sake of a second chunk
+                break  # no sequence is preempted for a second chunk
             if not self._reserve(sequence, end):
                 return 0
             chunks.append(ScheduledChunk(sequence, at, end - at))
             at = end
         return at - start
 
-    def _end(self, sequence: Sequence, at: int) -> int:
+    def _chunk_end(self, sequence: Sequence, at: int) -> int:
         """Return where the chunk that begins at token `at` ends."""
         prompt = len(sequence.request.prompt)
         return at + 1 if at >= prompt else min(prompt, (at // self.chunk_size + 1) * self.chunk_size)
@@ -139,11 +139,11 @@ class Scheduler:
         if sum(s.samples for s in self.running) + samples > self.max_num_seqs:
             return False
         prompt = len(sequence.request.prompt)
-        reuses = sequence.request.params.prompt_logprobs is None  # else logits of the whole prompt are wanted
+        reuses = sequence.request.params.prompt_logprobs is None  # prompt_logprobs needs all logits of the prompt
         found, identity = self.blocks.match(
             sequence.tokens, lambda tokens: reuses and (tokens >= prompt or tokens % self.chunk_size == 0)
         )
-        # Leave one block for each running sequence, or they would preempt the newcomer at once.
+        # Leave one block for each running sequence: otherwise they would preempt this one at once.
         wanted = self.blocks.needed(len(sequence.tokens) + 1) - len(found)
         if wanted + len(self.running) > self.blocks.free and self.running:
             self.blocks.release(found)

@@ -31,7 +31,7 @@ class Request:
         sequences: One until the prompt is computed, then params.n.
         reused: The number of the prompt's tokens that were in the cache.
         bad_words: The tokens of each of params.bad_words.
-        prompt_logprobs: Of the prompt's tokens by their place, where requested, as far as computed.
+        prompt_logprobs: Of the prompt's tokens by position, if requested, as far as computed.
         last_output: The output that was returned last, or None.
         arrived, first_token, finished: Times in seconds of time.perf_counter; None: not yet.
     """
@@ -63,7 +63,7 @@ class Sequence:
 
     Attributes:
         request: The request that it is a sample of.
-        index: Of the sample.
+        index: The sample's index.
         row: Settings and tokens for the sampler; row.output grows.
         tokens: Prompt and output.
         computed: The number of tokens whose keys and values are in the KV cache.
@@ -72,8 +72,8 @@ class Sequence:
             the last of them.
         stream: Decodes the output; None without a tokenizer, and before the output's first token.
         text: Text of the output that no later token changes.
-        starts: Where in the text each token of the output begins, as far as decoded; only where there are stop strings.
-        logprobs: Of each token of the output, where requested.
+        starts: Where in the text each token of the output begins, as far as decoded; only with stop strings.
+        logprobs: Of each token of the output, if requested.
         finish, stopped_by, error: Why it finished; the token or string that stopped it; the error message.
     """
 
@@ -112,10 +112,10 @@ class Sequence:
 
     @property
     def text_tokens(self) -> int:
-        """The number of the output's tokens that have a part in the text."""
+        """The number of the output's tokens that contribute to the text."""
         if not self.request.params.stop:
             return self.generated
-        # A token without text of its own counts where the text goes on, or has ended by itself.
+        # A token without text of its own counts if text follows, or if no stop string ended the text.
         has_ended = self.finish is not None and not isinstance(self.stopped_by, str)
         return self.generated if has_ended else bisect_left(self.starts, len(self.text))
 
@@ -170,19 +170,19 @@ def output_of(request: Request, tokenizer: Any = None) -> RequestOutput:
         outputs,
         request.reused,
         RequestMetrics(since(request.first_token), since(request.finished)),
-        [request.prompt_logprobs[place] for place in sorted(request.prompt_logprobs)]
+        [request.prompt_logprobs[position] for position in sorted(request.prompt_logprobs)]
         if request.params.prompt_logprobs is not None
         else None,
     )
 
 
 def plain_ids(name: str, prompt: Iterable[Any], vocabulary: int) -> list[int]:
-    """Convert token ids to plain integers; ValueError, which begins with `name`, for what is not a token."""
+    """Convert token ids to plain integers; ValueError, beginning with `name`, for anything that is no token id."""
     tokens: list[int] = []
     for token in prompt:
         try:
             tokens.append(-1 if isinstance(token, bool) else operator.index(token))
-        except (TypeError, ValueError, RuntimeError):  # the last is torch's, for a tensor of several
+        except (TypeError, ValueError, RuntimeError):  # torch raises RuntimeError for several elements
             tokens.append(-1)
         if not 0 <= tokens[-1] < vocabulary:
             raise ValueError(f"{name} must be token ids from 0 to {vocabulary - 1}, got {token!r}")

@@ -1,4 +1,4 @@
-"""TextStream: the text of a sequence while it is generated, as far as no later token changes it, up to a stop string.
+"""TextStream: decodes a sequence while it is generated; returns text that no later token changes, up to a stop string.
 
 Each token costs a decode of a few tokens, however long the sequence is.
 """
@@ -11,33 +11,33 @@ from typing import Any
 from .sampling_params import SamplingParams
 
 CONTEXT = 6  # tokens that are decoded with each new one; up to twice as many between two cuts
-UNDECIDED = 4  # bytes of the longest UTF-8 character, and so tokens whose text may yet change
-REPLACEMENT = "\ufffd"  # what tokenizers give for bytes that are not UTF-8, or not yet
+UNDECIDED = 4  # bytes of the longest UTF-8 character, and so the most tokens whose text may still change
+REPLACEMENT = "\ufffd"  # what tokenizers return for invalid or incomplete UTF-8
 
 
 class TextStream:
     """Incremental detokenizer of one sequence.
 
-    All increments together are tokenizer.decode(output, skip_special_tokens=True) up to the first stop string; with
-    prompt_tokens, what decode(prompt + output) has behind decode(prompt): a sentencepiece tokenizer drops the space at
-    the beginning of a text, but not the one between prompt and output. Spaces before punctuation are left
+    The increments add up to tokenizer.decode(output, skip_special_tokens=True) up to the first stop string; with
+    prompt_tokens, to the part of decode(prompt + output) after decode(prompt): a sentencepiece tokenizer drops the
+    space at the beginning of a text, but not the one between prompt and output. Spaces before punctuation are kept
     (clean_up_tokenization_spaces=False).
 
-    One thing differs: tokenizers with byte fallback (Llama 2's) turn a whole run of byte tokens into U+FFFD where one
-    of its bytes is not UTF-8. Characters of such a run that were complete before that byte have been given, and stay.
+    One exception: tokenizers with byte fallback (Llama 2's) turn a whole run of byte tokens into U+FFFD if one of its
+    bytes is not UTF-8. Characters of the run that were complete before that byte were already returned, and stay.
 
-    A stop string counts where it is complete first, of several that end there the longest; not before the sequence has
-    params.min_tokens tokens, and not with text from before.
+    The stop string that is complete first ends the text; of several that end at the same place, the longest. Text from
+    before the sequence has params.min_tokens tokens does not count.
 
     Args:
         tokenizer: One of transformers', or anything with decode(ids, skip_special_tokens=,
             clean_up_tokenization_spaces=).
         params: The request's settings: stop, include_stop_str_in_output, min_tokens and skip_special_tokens.
-        prompt_tokens: What the output continues; empty: nothing.
+        prompt_tokens: The tokens that the output continues; may be empty.
 
     Attributes:
         stopped: The stop string that was found; None before that. The sequence should end there.
-        added: How many tokens were taken.
+        added: How many tokens were added.
     """
 
     def __init__(self, tokenizer: Any, params: SamplingParams | None = None, prompt_tokens: Sequence[int] = ()) -> None:
@@ -47,19 +47,19 @@ class TextStream:
         self._special = special_tokens(tokenizer) if self._params.skip_special_tokens else frozenset()
         self.added = 0
         self._held = ""  # text that may be the beginning of a stop string
-        # The last tokens; how much of their text was given; how many of them have made that text another one.
+        # The last tokens; the part of their text that was returned; how many of them have changed that part.
         self._window: list[int] = self._end_of(prompt_tokens)
         self._given = settled(self._text(self._window))
         self._unsettled = 0
 
     def add(self, token: int) -> str:
-        """Take the next token.
+        """Add the next token.
 
         Args:
             token: Its id.
 
         Returns:
-            The new text that is final, often empty; always empty once a stop string was found.
+            The new text that is final, often empty; always empty after a stop string was found.
         """
         self.added += 1
         if self.stopped is not None or token in self._special:
@@ -69,12 +69,13 @@ class TextStream:
 
     @property
     def held(self) -> int:
-        """Characters that are held back, because they may begin a stop string."""
+        """The number of characters that are held back because they may begin a stop string."""
         return len(self._held)
 
     def finish(self) -> str:
-        """Return the text that was held back, after the last token: a character's first bytes, as U+FFFD, and the
-        beginning of a stop string. A second call returns nothing.
+        """Return the text that was held back, after the last token.
+
+        That is a character's first bytes, as U+FFFD, and the beginning of a stop string. A second call returns "".
         """
         if self.stopped is not None:
             return ""
@@ -94,17 +95,17 @@ class TextStream:
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
         """Return enough of a prompt's last tokens to have text; all of them if they have none."""
         end = [token for token in prompt[-2 * CONTEXT :] if token not in self._special]
-        # The first tokens may be the end of a character.
+        # The first token may be in the middle of a character.
         ends = [end[begin:] for begin in range(UNDECIDED) if settled(self._text(end[begin:]))]
         if len(prompt) > 2 * CONTEXT and ends:
             return min(ends, key=lambda tokens: self._text(tokens).count(REPLACEMENT))
         return [token for token in prompt if token not in self._special]
 
     def _final_text(self, last: bool = False) -> str:
-        """Return the text that the window has gained."""
+        """Return the text that became final with the window's last token."""
         text = self._text(self._window)
         if not text.startswith(self._given):
-            # A byte token behind other bytes makes U+FFFD of them all until its character is complete.
+            # A byte token after others turns them all into U+FFFD until its character is complete.
             self._unsettled += not last
             if self._unsettled <= UNDECIDED and not last:
                 return ""
@@ -118,8 +119,9 @@ class TextStream:
         return new
 
     def _cut(self, text: str) -> None:
-        """Drop the first tokens of the window where the rest has the same text, and enough of it was given: the first
-        token of a text may lose its space.
+        """Drop first tokens of the window if the text of the rest is unchanged and some of it was returned.
+
+        It may change because a tokenizer may drop the space of a text's first token.
         """
         rest = len(text) - len(self._given)
         for begin in range(len(self._window) - CONTEXT, len(self._window)):

@@ -1,4 +1,4 @@
-"""Arguments of vLLM's LLM that are not EngineConfig's: what stands for them here, or that they change nothing."""
+"""Arguments of vLLM's LLM that EngineConfig lacks: why they have no effect here, or what to use instead."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from .config import EngineConfig
 _NAME = "torch_infini.LLM"
 _logger = logging.getLogger("torch_infini")
 
-# Accepted with any value: why they change nothing.
+# Accepted with any value; why they have no effect.
 WITHOUT_EFFECT = {
-    "async_scheduling": "steps are scheduled when the one before is done",
+    "async_scheduling": "a step is scheduled after the previous one is done",
     "block_pool_size": "the cache has cache_blocks blocks",
     "compilation_config": "decode steps are recorded, and nothing is compiled",
-    "config_format": "config.json and GGUF are told apart by themselves",
+    "config_format": "config.json and GGUF are detected",
     "cpu_offload_gb": "the model runs where `device` says",
     "cuda_graph_sizes": "a graph is recorded for each number of sequences",
     "disable_custom_all_reduce": "ranks reduce through infiniccl",
     "disable_log_stats": "metrics() has the counts",
     "distributed_executor_backend": "ranks are processes, or those of torchrun",
     "enable_chunked_prefill": "prompts are always computed in chunks",
-    "load_format": "the format of a checkpoint is found by its files",
+    "load_format": "the format of a checkpoint is detected from its files",
     "max_seq_len_to_capture": "decode steps of every length are recorded",
     "num_gpu_blocks_override": "give cache_blocks",
     "preemption_mode": "a preempted sequence is computed again",
-    "revision": "a name of the hub is what its cache holds",
+    "revision": "the revision in the hub's cache is used",
     "scheduling_policy": "first come, first served",
     "swap_space": "a preempted sequence is computed again",
-    "tokenizer_mode": "the tokenizer is the one that transformers makes",
-    "tokenizer_revision": "a name of the hub is what its cache holds",
+    "tokenizer_mode": "the tokenizer is the one that transformers loads",
+    "tokenizer_revision": "the revision in the hub's cache is used",
     "use_v2_block_manager": "there is one block manager",
 }
-# Refused unless the value asks for nothing: what to do instead.
-REFUSED = {
+# Rejected unless the value is in NEUTRAL; what to do instead.
+REJECTED = {
     "data_parallel_size": "start several processes, each with an LLM",
     "draft_model": "there is no speculative decoding yet",
     "enable_expert_parallel": "experts are not divided among ranks yet",
@@ -55,7 +55,7 @@ REFUSED = {
     "task": "the engine generates; it computes no embeddings or scores",
     "trust_remote_code": "code of a folder (auto_map) is never run: load model and tokenizer yourself, and pass them",
 }
-NOTHING: tuple[Any, ...] = (None, False, 1, "auto", "generate", {}, [])
+NEUTRAL: tuple[Any, ...] = (None, False, 1, "auto", "generate", {}, [])  # request no feature
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
@@ -65,7 +65,7 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
         settings: Fields of EngineConfig, and arguments of vLLM's LLM. kv_cache_dtype may be "auto".
 
     Raises:
-        ValueError: For a value that is refused, or a name that is neither, with the nearest one.
+        ValueError: For a rejected value, or an unknown name; the message has the nearest known one.
     """
     known = {field.name for field in fields(EngineConfig)}
     own: dict[str, Any] = {}
@@ -75,11 +75,11 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
         elif name in WITHOUT_EFFECT:
             if value is not None:
                 _logger.info("%s: %s=%r changes nothing here: %s", _NAME, name, value, WITHOUT_EFFECT[name])
-        elif name in REFUSED:
-            if not any(type(value) is type(nothing) and value == nothing for nothing in NOTHING):
-                raise ValueError(f"{_NAME}: {name} must be left out, got {value!r}: {REFUSED[name]}")
+        elif name in REJECTED:
+            if not any(type(value) is type(neutral) and value == neutral for neutral in NEUTRAL):
+                raise ValueError(f"{_NAME}: {name} must be left out, got {value!r}: {REJECTED[name]}")
         else:
-            near = get_close_matches(name, [*known, *WITHOUT_EFFECT, *REFUSED], 1)
+            near = get_close_matches(name, [*known, *WITHOUT_EFFECT, *REJECTED], 1)
             hint = f" (the nearest is {near[0]})" if near else ""
             raise ValueError(f"{_NAME}: arguments must be LLM's or fields of EngineConfig, got {name}={value!r}{hint}")
     return EngineConfig(**own)
