@@ -22,7 +22,7 @@ from support.serving import MODEL, ask, events_of, save_model, send_raw, service
 from torch_infini import AsyncLLM, SamplingParams
 from torch_infini.engine import CompletionOutput, RequestOutput
 from torch_infini.serve import Service
-from torch_infini.serve.answers import CompletionAnswer, Parts
+from torch_infini.serve.answers import CompletionAnswer, DeltaTracker
 from torch_infini.serve.token_texts import TokenTexts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -301,7 +301,7 @@ def test_texts_of_single_tokens(llm: AsyncLLM) -> None:
 
 def test_parts_of_outputs_that_were_skipped() -> None:
     """What a slow reader missed comes with the next part; a choice that ended gives nothing more."""
-    parts = Parts(2, CompletionAnswer("m", None))
+    parts = DeltaTracker(2, CompletionAnswer("m", None))
     had = [parts.new(1, output_with("", [])), parts.new(1, output_with("ab", [1, 2]))]
     assert [[(p.choice, p.text, p.tokens, p.is_first) for p in new] for new in had] == [[], [(2, "ab", [1, 2], True)]]
     last = output_with("abcd", [1, 2, 3, 4], "stop")

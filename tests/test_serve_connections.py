@@ -32,8 +32,8 @@ import httpx2 as httpx
 from support.serving import Command, save_model, send_raw, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM
 from torch_infini.serve import ServeSettings
-from torch_infini.serve.connections import HEADROOM, QUIET, _Connection, most_connections
-from torch_infini.serve.lifecycle import ACCEPTED
+from torch_infini.serve.connections import HEADROOM, LOG_INTERVAL, _Connection, connection_limit
+from torch_infini.serve.lifecycle import ACCEPT_BATCH
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "/v1/completions"
@@ -85,7 +85,7 @@ def test_idle_connections_give_way(
     llm: AsyncLLM, sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many clients hold connections without a request, a new one is answered; the oldest is closed for it."""
-    monkeypatch.setattr(_Connection, "_said", -QUIET)
+    monkeypatch.setattr(_Connection, "_warned", -LOG_INTERVAL)
     with serving(service_of(llm, max_connections=8)) as url, ExitStack() as stack:
         held = []
         for _ in range(40):
@@ -125,7 +125,7 @@ def test_a_crowd_does_not_hold_up_the_rest(llm: AsyncLLM, monkeypatch: pytest.Mo
             crowded.set()
         wait_until(lambda: sum(made) == 199)
         assert httpx.get(f"{url}/health").status_code == 200
-    assert 0 < max(made) <= ACCEPTED
+    assert 0 < max(made) <= ACCEPT_BATCH
 
 
 def test_requests_are_not_given_up(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_requests_are_not_given_up(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatc
         wait_until(lambda: service.in_flight == 2)
         status, headers, error = answer(stack.enter_context(connect(url)))
         assert status == 503 and headers["retry-after"] == "1" and headers["connection"] == "close"
-        assert error["message"] == "as many connections are open as there may be, and all have a request"
+        assert error["message"] == "the largest number of connections is open, and all have a request"
         assert service.in_flight == 2 and not any(is_closed(one) for one in running)
 
 
@@ -207,14 +207,14 @@ def test_open_files(caplog: pytest.LogCaptureFixture) -> None:
     """The limit is raised as far as it goes; what it leaves is said once, and no connections at all is an error."""
     code = f"""
 import logging, resource
-from torch_infini.serve.connections import most_connections
+from torch_infini.serve.connections import connection_limit
 logging.basicConfig(format="%(message)s")
 resource.setrlimit(resource.RLIMIT_NOFILE, (80, 400))
-print(most_connections(200), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-print(most_connections(5000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(connection_limit(200), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(connection_limit(5000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 resource.setrlimit(resource.RLIMIT_NOFILE, ({HEADROOM}, {HEADROOM}))
 try:
-    most_connections(1)
+    connection_limit(1)
 except ValueError as error:
     print(error)
 """
@@ -226,7 +226,7 @@ except ValueError as error:
     assert limit == 400 and 200 < most < 400 - HEADROOM
     assert done.stderr.strip() == f"at most {most} connections, not 5000: the limit on open files (ulimit -n) is 400"
     assert third.startswith("torch_infini.serve: the limit on open files (ulimit -n) must be at least ")
-    assert most_connections(1) == 1 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1
+    assert connection_limit(1) == 1 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

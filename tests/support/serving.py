@@ -21,7 +21,7 @@ import torch
 from torch_infini import AsyncLLM
 from torch_infini.__main__ import main
 from torch_infini.serve import Server, ServeSettings, Service, bind, create_app
-from torch_infini.serve.lifecycle import configured
+from torch_infini.serve.lifecycle import uvicorn_config
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 from torch_infini.testing.processes import forking
 
@@ -80,7 +80,7 @@ def serving(service: Service) -> Iterator[str]:
     """Serve on a free port, from a thread; gives the URL."""
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        server = SERVERS[service] = Server(service, configured(create_app(service), service.settings, "error"))
+        server = SERVERS[service] = Server(service, uvicorn_config(create_app(service), service.settings, "error"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -1,4 +1,4 @@
-"""Answers: what chat and text completions look like, whole and in chunks, from the engine's outputs."""
+"""Answer: formats the engine's outputs as chat or text completions, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 from ..engine import CompletionOutput, RequestOutput, TokenLogprobs
 from .token_texts import TokenTexts
 
-LEAST = -9999.0  # stands for log-probability -infinity, as in OpenAI's API: JSON has no infinity
+MIN_LOGPROB = -9999.0  # replaces log-probability -infinity, as in OpenAI's API: JSON has no infinity
 
 
 class ChoiceDelta(NamedTuple):
-    """What a choice has gained: all of it, or what a chunk adds.
+    """The part of a choice that a chunk adds; for an answer that is not streamed, all of it.
 
     Attributes:
-        choice: Its index.
-        text, tokens, logprobs: What is new.
-        at: Characters of the tokens' texts before these.
-        is_first: Whether the choice had nothing yet.
-        finish: Why it ended; None: it goes on.
+        choice: The choice's index.
+        text, tokens, logprobs: The new text and tokens, and the tokens' log-probabilities.
+        at: The number of characters in the texts of all earlier tokens.
+        is_first: Whether it is the choice's first part.
+        finish: Why the choice ended; None: it has not.
     """
 
     choice: int
@@ -34,11 +34,11 @@ class ChoiceDelta(NamedTuple):
 
 
 class Answer:
-    """One answer; a subclass says what its choices look like.
+    """One answer; subclasses format its choices.
 
     Args:
-        model: The name in it.
-        texts: Of tokens, for log-probabilities.
+        model: The model's name in the answer.
+        texts: Texts of tokens, for log-probabilities.
     """
 
     PREFIX: str
@@ -51,20 +51,20 @@ class Answer:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the answer that is not streamed."""
-        choices = [self._choice(part) for part in parts_of(outputs)]
+        choices = [self._choice(part) for part in full_choices(outputs)]
         return {**self._head, "object": self.WHOLE, "choices": choices, "usage": usage_of(outputs)}
 
     def chunk(self, part: ChoiceDelta, include_usage: bool) -> dict[str, Any]:
-        """Return a chunk of a streamed answer; where its last chunk has the usage, the others have null."""
+        """Return a chunk of a streamed answer; with include_usage its usage is null, as the last chunk has it."""
         usage = {"usage": None} if include_usage else {}
         return {**self._head, "object": self.CHUNK, "choices": [self._delta(part)], **usage}
 
     def usage_chunk(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
-        """Return the chunk behind the last, which has no choices."""
+        """Return the last chunk, which has the usage and no choices."""
         return {**self._head, "object": self.CHUNK, "choices": [], "usage": usage_of(outputs)}
 
     def text_of(self, token: int) -> str:
-        """Return a token's text; token_id:N where there is no tokenizer."""
+        """Return a token's text; token_id:N if there is no tokenizer."""
         return f"token_id:{token}" if self._texts is None else self._texts.text_of(token)
 
     def _choice(self, part: ChoiceDelta) -> dict[str, Any]:
@@ -81,14 +81,14 @@ class ChatAnswer(Answer):
 
     def _choice(self, part: ChoiceDelta) -> dict[str, Any]:
         message = {"role": "assistant", "content": part.text, "refusal": None}
-        return {"index": part.choice, "message": message, **self._end(part)}
+        return {"index": part.choice, "message": message, **self._shared_fields(part)}
 
     def _delta(self, part: ChoiceDelta) -> dict[str, Any]:
-        # The role comes with the first text: a chunk before the first token would pass for one.
+        # The role comes with the first text: a chunk with only a role would be measured as the first token.
         role = {"role": "assistant"} if part.is_first else {}
-        return {"index": part.choice, "delta": {**role, "content": part.text}, **self._end(part)}
+        return {"index": part.choice, "delta": {**role, "content": part.text}, **self._shared_fields(part)}
 
-    def _end(self, part: ChoiceDelta) -> dict[str, Any]:
+    def _shared_fields(self, part: ChoiceDelta) -> dict[str, Any]:
         return {"logprobs": self._logprobs(part), "finish_reason": part.finish}
 
     def _logprobs(self, part: ChoiceDelta) -> dict[str, Any] | None:
@@ -102,7 +102,7 @@ class ChatAnswer(Answer):
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         data = None if self._texts is None else list(self._texts.bytes_of(token))
-        return {"token": self.text_of(token), "logprob": max(logprob, LEAST), "bytes": data}
+        return {"token": self.text_of(token), "logprob": max(logprob, MIN_LOGPROB), "bytes": data}
 
 
 class CompletionAnswer(Answer):
@@ -130,50 +130,49 @@ class CompletionAnswer(Answer):
             at += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [max(one.logprob, LEAST) for one in part.logprobs],
+            "token_logprobs": [max(one.logprob, MIN_LOGPROB) for one in part.logprobs],
             "top_logprobs": [
-                {self.text_of(token): max(logprob, LEAST) for token, logprob in reversed(one.top)}
+                {self.text_of(token): max(logprob, MIN_LOGPROB) for token, logprob in reversed(one.top)}
                 for one in part.logprobs
             ],
             "text_offset": offsets,
         }
 
 
-class Parts:
-    """The chunks of a streamed answer: what each output has that those before it had not.
+class DeltaTracker:
+    """Splits the outputs of a streamed answer: yields what each output adds to those before it.
 
     Args:
-        samples: Of each prompt.
-        answer: Says how long the tokens' texts are.
+        samples: The number of samples of each prompt.
+        answer: Its text_of gives the tokens' texts.
     """
 
     def __init__(self, samples: int, answer: Answer) -> None:
         self._samples, self._answer = samples, answer
-        self._had: dict[
-            int, tuple[int, int, int]
-        ] = {}  # by choice: characters, tokens, characters of the tokens' texts
+        # By choice, what was yielded: characters, tokens, characters of the tokens' texts.
+        self._sent: dict[int, tuple[int, int, int]] = {}
         self.outputs: dict[int, RequestOutput] = {}
 
     def new(self, at: int, output: RequestOutput) -> Iterator[ChoiceDelta]:
-        """Yield the parts that an output of prompt `at` adds, none without text, log-probabilities or an end."""
+        """Yield the parts that an output of prompt `at` adds, without those that have no text, logprobs or end."""
         before = self.outputs.get(at)
         self.outputs[at] = output
         ended = set() if before is None else {c.index for c in before.outputs if c.finish_reason is not None}
         for completion in output.outputs:
             index = at * self._samples + completion.index
-            characters, tokens, spread = self._had.get(index, (0, 0, 0))
-            shown = completion.text_tokens  # those of a stop string, or of what may become one, are not
+            characters, tokens, spread = self._sent.get(index, (0, 0, 0))
+            shown = completion.text_tokens  # tokens of a (possible) stop string are not shown
             text, new = completion.text[characters:], completion.token_ids[tokens:shown]
             logprobs = None if completion.token_logprobs is None else completion.token_logprobs[tokens:shown]
             if completion.index in ended or not (text or logprobs or completion.finish_reason):
                 continue
-            yield ChoiceDelta(index, text, new, logprobs, spread, index not in self._had, completion.finish_reason)
+            yield ChoiceDelta(index, text, new, logprobs, spread, index not in self._sent, completion.finish_reason)
             if logprobs is not None:
                 spread += sum(len(self._answer.text_of(token)) for token in new)
-            self._had[index] = len(completion.text), max(tokens, shown), spread
+            self._sent[index] = len(completion.text), max(tokens, shown), spread
 
 
-def parts_of(outputs: Sequence[RequestOutput]) -> list[ChoiceDelta]:
+def full_choices(outputs: Sequence[RequestOutput]) -> list[ChoiceDelta]:
     """Return the choices of finished outputs: all samples of the first prompt, then those of the next."""
     completions: list[CompletionOutput] = [completion for output in outputs for completion in output.outputs]
     return [
@@ -191,7 +190,7 @@ def parts_of(outputs: Sequence[RequestOutput]) -> list[ChoiceDelta]:
 
 
 def usage_of(outputs: Iterable[RequestOutput]) -> dict[str, Any]:
-    """Return the numbers of tokens; a prompt counts once, however many samples it has."""
+    """Return the numbers of tokens; a prompt counts once, whatever its number of samples."""
     outputs = list(outputs)
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     generated = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)

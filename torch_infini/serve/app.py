@@ -16,18 +16,18 @@ def create_app(service: Service) -> FastAPI:
     """Make the application of a service.
 
     Args:
-        service: Its engine stays the caller's to close.
+        service: The caller closes it and its engine.
 
     Returns:
         An ASGI application for uvicorn, or for another server or test client; app.state.service is the service.
     """
-    # FastAPI's pages of documentation load scripts from the internet; /openapi.json has the same facts.
+    # FastAPI's documentation pages load scripts from the internet; /openapi.json has the same content.
     app = FastAPI(title="torch_infini", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
-    # The last one added comes first.
+    # The middleware added last runs first.
     app.add_middleware(BodyLimit, max_body=service.settings.max_body, seconds=service.settings.receive_timeout)
     if service.settings.api_key is not None:
         app.add_middleware(Authentication, api_key=service.settings.api_key)

@@ -1,6 +1,6 @@
-"""Connections of a server: how many there are, how long a request may take to arrive, and what bad HTTP is answered.
+"""Connections of a server: their number, the time that a request may take to arrive, and the answer to bad HTTP.
 
-A connection without a request in it gives way to a new one when there are as many as there may be.
+When the limit is reached, a new connection replaces the one that has been without a request for longest.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from .errors import ApiError
 
 log = logging.getLogger("torch_infini")
-HEADROOM = 64  # descriptors for files, pipes and sockets that are no client's
-QUIET = 60.0  # seconds between two lines of the log that say the same
-BAD_HTTP = "the request must be HTTP/1.1, got what is none"
-FULL = "as many connections are open as there may be, and all have a request"
+HEADROOM = 64  # descriptors for files, pipes and sockets other than clients'
+LOG_INTERVAL = 60.0  # seconds between two equal warnings
+BAD_HTTP = "the request must be valid HTTP/1.1, got something else"
+FULL = "the largest number of connections is open, and all have a request"
 
 
-def most_connections(wanted: int) -> int:
-    """Return how many connections may be open, at most `wanted`; raises the limit on open files where that helps.
+def connection_limit(wanted: int) -> int:
+    """Return how many connections may be open, at most `wanted`; raise the limit on open files if that helps.
 
     Raises:
-        ValueError: If there is no descriptor for any.
+        ValueError: If no descriptor is left for a connection.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     own = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else HEADROOM
@@ -48,21 +48,21 @@ def protocol(most: int, seconds: float) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol with these limits.
 
     Args:
-        most: Connections that may be open.
-        seconds: That the head of a request has to arrive, from the connection's first moment on.
+        most: The most open connections.
+        seconds: Time for the head of a request to arrive, from the connection's beginning.
     """
     return type("Connection", (_Connection,), {"most": most, "seconds": seconds, "waiting": {}})
 
 
 class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's connection, which knows when it began to wait for a request."""
+    """uvicorn's connection with a time limit for the head of a request and a limit on the number of connections."""
 
     most: int
     seconds: float
-    waiting: dict[_Connection, None]  # without a request, those first that have waited longest
+    waiting: dict[_Connection, None]  # connections without a request, those that have waited longest first
     connections: set[Any]
     transport: asyncio.Transport
-    _said = -QUIET  # when the log last said that connections were closed
+    _warned = -LOG_INTERVAL  # time of the last warning that connections were closed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -74,7 +74,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered; the head of one may be on its way."""
+        """Whether no request is being answered; part of a request's head may have arrived."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def _wait_for_head(self) -> None:
@@ -96,11 +96,11 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.close()
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest for a request; without one, refuse this."""
-        if self.loop.time() >= _Connection._said + QUIET:
-            _Connection._said = self.loop.time()
+        """Close the connection that has waited longest for a request; if there is none, reject this one."""
+        if self.loop.time() >= _Connection._warned + LOG_INTERVAL:
+            _Connection._warned = self.loop.time()
             log.warning(
-                "%d connections are open, %d without a request: the oldest of these is closed for a new one",
+                "%d connections are open, %d without a request: the oldest of these is closed to accept a new one",
                 len(self.connections),
                 sum(other.is_idle for other in self.connections if other is not self),
             )
@@ -125,7 +125,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.is_idle:  # not so where the next request came with this one
+        if self.is_idle:  # not if the next request arrived together with this one
             self.waiting[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""JSON bodies and server-sent events as bytes; what json cannot write fails here, and never reaches a client."""
+"""JSON bodies and server-sent events as bytes; NaN and infinity raise here, because JSON cannot represent them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"  # a comment, which clients skip
+PING = b": ping\n\n"  # a comment, which clients ignore
 
 
 def to_json(value: object) -> bytes:

@@ -1,6 +1,6 @@
-"""ApiError: bad input or a server that cannot serve, as OpenAI's error object. No traceback, no path gets into a body.
+"""ApiError: bad input, or a server that cannot serve, as OpenAI's error object. Bodies have no traceback and no path.
 
-What the server cannot foresee is logged, and its answer is a fixed sentence.
+Unexpected exceptions are logged, and their answer is a fixed sentence.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ KINDS = {
     503: ("server_error", "unavailable"),
 }
 ENGINE_FAILED = "the engine could not compute the request; the server's log has the cause"
-SHOWN = 80  # characters of a value that came, in messages
+SHOWN = 80  # the most characters of a value in a message
 
 
 class ApiError(HTTPException):
-    """An error with the status and the object that the client gets.
+    """An error with the response's status and error object.
 
     Args:
-        status: In KINDS.
+        status: A key of KINDS.
         message: One sentence.
-        param: The field of the body, messages[0].role for one within.
-        code: None: that of the status.
-        headers: Of the response.
+        param: The field of the body; nested fields as messages[0].role.
+        code: None: the status's default.
+        headers: Headers of the response.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class ApiError(HTTPException):
 
 
 def bad_request(error: ValueError, **names: str) -> ApiError:
-    """Make the ApiError of a ValueError of SamplingParams or Engine: "torch_infini.NAME: ARGUMENT must ...".
+    """Convert a ValueError of SamplingParams or Engine, "torch_infini.NAME: ARGUMENT must ...", to an ApiError.
 
     Args:
-        error: Its message is for the client, without the name of the class.
-        **names: What arguments are called in the body, where that differs.
+        error: The client gets its message without the name of the class.
+        **names: The body's name of an argument, if that differs.
     """
     message = re.sub(r"^torch_infini[\w.]*: ", "", str(error))
     found = re.match(r"(\w+) must ", message)
@@ -84,18 +84,18 @@ def bad_request(error: ValueError, **names: str) -> ApiError:
 
 
 def printable(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON can bring and UTF-8 cannot write."""
+    """Replace lone surrogates, which JSON can contain and UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
 
 
 def shown(value: object) -> str:
-    """Format a value that came, in few characters."""
+    """Format a received value in at most SHOWN characters."""
     text = repr(value if not isinstance(value, (str, bytes)) else value[: SHOWN + 1])
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def invalid(error: dict[str, Any]) -> ApiError:
-    """Make the ApiError of one of pydantic's errors."""
+    """Convert one of pydantic's errors to an ApiError."""
     place = [part for part in error["loc"] if part != "body"]
     if error["type"] == "json_invalid":
         return ApiError(400, f"the body must be JSON, got an error: {error['ctx']['error']}", code="invalid_json")
@@ -107,13 +107,13 @@ def invalid(error: dict[str, Any]) -> ApiError:
         came = shown(error["input"])
     if not param:
         return ApiError(400, f"the body must be a JSON object, got {came}")
-    if error["type"] == "value_error":  # a sentence of schemas.py
+    if error["type"] == "value_error":  # raised by schemas.py, complete with "got"
         return ApiError(400, f"{param} {rule}", param)
     return ApiError(400, f"{param} {rule}, got {came}", param)
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Let every error of the app be answered with an error object."""
+    """Make the app answer every error with an error object."""
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteHTTPException)
@@ -131,7 +131,7 @@ def add_handlers(app: FastAPI) -> None:
         return invalid(error.errors()[0]).response()
 
     async def on_fault(request: Request, error: Exception) -> Response:
-        # Starlette raises the error again behind this response, and uvicorn logs it.
+        # Starlette raises the error again after this response, and uvicorn logs it.
         return ApiError(500, "the server failed; its log has the cause").response()
 
     app.add_exception_handler(StarletteHTTPException, on_http)

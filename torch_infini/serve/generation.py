@@ -1,4 +1,4 @@
-"""Generation: the engine's requests of one HTTP request. Closing it cancels them, whatever the client waits for."""
+"""Generation: the engine's requests that belong to one HTTP request. Closing it cancels them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ..engine.sequence import Request
 from .errors import ENGINE_FAILED, ApiError, log
 from .metrics import NOTHING_SEEN, ServerMetrics
 
-IDLE = 15.0  # seconds without an output, after which `newest` says that it still waits
+IDLE = 15.0  # seconds without an output after which `newest` yields None
 
 
 class Generation:
     """The outputs of several requests of the engine; for one event loop.
 
-    Only the newest output of each is kept: it contains those before it, and a client that reads slowly must not let
-    them pile up.
+    Only the newest output of each request is kept: it contains the earlier ones, and they would pile up for a client
+    that reads slowly.
 
     Args:
         llm: The engine.
-        requests: Of Engine.new_request.
-        metrics: Told of every output.
+        requests: Requests of Engine.new_request.
+        metrics: Observes every output.
         on_end: Called once, when no request is left in the engine.
     """
 
@@ -44,7 +44,7 @@ class Generation:
         self._error: ApiError | None = None
         self._running: dict[int, Future[str]] = {}  # by index of the request
         for at, request in enumerate(requests):
-            # The first argument of both is called on the engine's thread.
+            # The engine's thread calls both callbacks.
             self._running[at] = llm.add(request, None, partial(self._call_soon, self._take, at))
             self._running[at].add_done_callback(partial(self._call_soon, self._added, at))
 
@@ -52,7 +52,7 @@ class Generation:
         """Yield (index of the request, newest output) as the engine computes; None after IDLE seconds without one.
 
         Raises:
-            ApiError: If the engine failed, or the server ends.
+            ApiError: If the engine failed, or the server shuts down.
         """
         while True:
             timer = self._loop.call_later(IDLE, self._changed.set)
@@ -72,7 +72,7 @@ class Generation:
                 yield None
 
     async def finish(self) -> list[RequestOutput]:
-        """Wait for the end; return the last output of each request. ApiError as newest."""
+        """Wait for the end; return the last output of each request. Raises as newest."""
         last: dict[int, RequestOutput] = {}
         async with aclosing(self.newest()) as outputs:
             async for new in outputs:
@@ -80,13 +80,13 @@ class Generation:
         return [last[at] for at in sorted(last)]
 
     def fail(self, error: ApiError) -> None:
-        """Cancel what runs; the reader gets this error."""
+        """Cancel the running requests; the reader gets this error."""
         self._error = self._error or error
         self._changed.set()
         self.close()
 
     def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel the running requests."""
         running, self._running = self._running, {}
         for request in running.values():
             self._llm.cancel(request)
@@ -94,7 +94,7 @@ class Generation:
             self._on_end(self)
 
     def _call_soon(self, call: Callable[..., None], *args: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # the loop is closed: there is no reader
             self._loop.call_soon_threadsafe(call, *args)
 
     def _added(self, at: int, request: Future[str]) -> None:
@@ -102,7 +102,7 @@ class Generation:
             self._take(at, request.exception())
 
     def _take(self, at: int, output: RequestOutput | BaseException | None) -> None:
-        """Take an output, or the error that ended the engine."""
+        """Receive an output, or the error that ended the engine."""
         if at not in self._running:
             return
         errors = [c.error for c in output.outputs] if isinstance(output, RequestOutput) else [str(output)]

@@ -1,6 +1,6 @@
-"""ServerMetrics: what GET /metrics answers, in Prometheus' text form, under the names that vLLM's dashboards read.
+"""ServerMetrics: the answer of GET /metrics, in Prometheus' text format, with the names that vLLM's dashboards read.
 
-The engine counts by itself, and is asked when a scrape comes; times of requests are observed as outputs come.
+The engine's counts are read at each scrape; times of requests are observed with each output.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from prometheus_client.registry import Collector
 from ..engine import RequestOutput
 from ..engine.outputs import Metrics
 
-# Bounds in seconds, from a step of a small model on a GPU to a long prompt on a CPU; and in tokens.
+# Bounds of buckets: in seconds, from a step of a small model on a GPU to a long prompt on a CPU; and in tokens.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
 class RequestTimes(NamedTuple):
-    """What had come of a request, and when.
+    """A request's number of tokens at a time.
 
     Attributes:
-        time: Of time.perf_counter().
-        tokens: Of all its samples.
+        time: Seconds of time.perf_counter().
+        tokens: Generated tokens of all its samples.
     """
 
     time: float
@@ -41,7 +41,7 @@ class EngineCollector(Collector):
 
     Args:
         metrics: Returns them.
-        model: Of the label model_name.
+        model: The value of the label model_name.
     """
 
     def __init__(self, metrics: Callable[[], Metrics], model: str) -> None:
@@ -51,7 +51,7 @@ class EngineCollector(Collector):
         m = self._metrics()
         for name, text, value in (
             ("num_requests_running", "Samples in the engine's steps.", m.running),
-            ("num_requests_waiting", "Samples that wait for a place in a step or for cache.", m.waiting),
+            ("num_requests_waiting", "Samples that wait to run.", m.waiting),
             ("kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is all.", 1 - m.free_blocks / m.blocks),
         ):
             gauge = GaugeMetricFamily(f"infini:{name}", text, labels=["model_name"])
@@ -62,7 +62,7 @@ class EngineCollector(Collector):
             ("generation_tokens", "Tokens sampled.", m.generated_tokens),
             ("prefix_cache_queries", "Prompt tokens looked up in the cache.", m.prompt_tokens + m.reused_tokens),
             ("prefix_cache_hits", "Prompt tokens found there.", m.reused_tokens),
-            ("num_preemptions", "Samples that gave their cache to others.", m.preemptions),
+            ("num_preemptions", "Preemptions of samples.", m.preemptions),
         ):
             counter = CounterMetricFamily(f"infini:{name}", text, labels=["model_name"])
             counter.add_metric([self._model], value)
@@ -80,7 +80,7 @@ class ServerMetrics:
 
     Args:
         metrics: Returns the engine's.
-        model: The name that is served.
+        model: The served model's name.
     """
 
     def __init__(self, metrics: Callable[[], Metrics], model: str) -> None:
@@ -98,15 +98,15 @@ class ServerMetrics:
         self._outputs = histogram("request_generation_tokens", "Tokens generated for a prompt.", TOKENS)
 
     def observe(self, output: RequestOutput, before: RequestTimes) -> RequestTimes:
-        """Take the next output of a request.
+        """Observe the next output of a request.
 
         Args:
             output: The output.
-            before: What this returned for the one before it; NOTHING_SEEN for the first.
+            before: The result for the output before it; NOTHING_SEEN for the first.
         """
         now = time.perf_counter()
         samples, tokens = len(output.outputs), sum(len(completion.token_ids) for completion in output.outputs)
-        if before.tokens:  # of several samples each has one token in such a time
+        if before.tokens:  # every sample gains one token per interval
             for _ in range((tokens - before.tokens) // samples):
                 self._between.observe((now - before.time) * samples / (tokens - before.tokens))
         elif output.metrics.time_to_first_token is not None:
@@ -119,5 +119,5 @@ class ServerMetrics:
         return RequestTimes(now, tokens)
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus' text form."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

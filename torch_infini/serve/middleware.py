@@ -1,4 +1,4 @@
-"""What runs before the routes: request ids, the key, the limits of bodies. Plain ASGI, so that streams pass through."""
+"""ASGI middleware: request ids, the API key, limits of bodies. Plain ASGI, so that streams pass through."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestId:
-    """Sends the request's x-request-id back, or one of its own."""
+    """Adds x-request-id to responses: the request's, or a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -37,30 +37,30 @@ class RequestId:
 
 
 class Authentication:
-    """Refuses requests without "Authorization: Bearer KEY"."""
+    """Rejects requests without "Authorization: Bearer KEY"."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app, self._expected = app, api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PUBLIC or self._is_known(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in PUBLIC or self._is_authorized(Headers(scope=scope)):
             return await self._app(scope, receive, send)
         message = "Authorization must be Bearer with the server's API key, got another or none"
         await ApiError(401, message, headers={"WWW-Authenticate": "Bearer"}).response()(scope, receive, send)
 
-    def _is_known(self, headers: Headers) -> bool:
+    def _is_authorized(self, headers: Headers) -> bool:
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        # In constant time: the time of a plain comparison tells how many characters are right.
+        # In constant time: the time of a plain comparison reveals how many characters are right.
         return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._expected)
 
 
 class BodyLimit:
-    """Refuses bodies of too many bytes, by their Content-Length or while they come, and those that come too slowly.
+    """Rejects bodies that are too large, by their Content-Length or while they arrive, and those that are too slow.
 
     Args:
-        app: What gets the others.
-        max_body: Bytes.
-        seconds: From the head of the request to the end of its body.
+        app: Gets all other requests.
+        max_body: The most bytes of a body.
+        seconds: The most time from the head of a request to the end of its body.
     """
 
     def __init__(self, app: ASGIApp, max_body: int, seconds: float) -> None:
@@ -78,7 +78,7 @@ class BodyLimit:
 
         async def receive_counted() -> Message:
             nonlocal came, whole
-            if whole:  # what comes now is the client's leaving
+            if whole:  # the next message is the client's disconnect
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, end - clock()))

@@ -1,6 +1,6 @@
-"""The bodies of requests, as pydantic models. Types are strict: "1" is no number, and true is no integer.
+"""The bodies of requests, as pydantic models. Types are strict: "1" is not a number, and true is not an integer.
 
-Every field either does what it says, or has no effect by nature, or is refused where its value would ask for something.
+A field is supported, or has no effect on the answer (WITHOUT_EFFECT), or must have a neutral value (NEUTRAL).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from ..engine import SamplingParams
 from .errors import ApiError, bad_request, shown
 
-MOST_STOPS, MOST_STOP_TOKENS, MOST_TOP_LOGPROBS, MOST_SAMPLES = 64, 1024, 20, 128
+MAX_STOPS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, MAX_SAMPLES = 64, 1024, 20, 128
 LARGEST = 2**63 - 1
 
-# Fields without an effect on the answer, whatever their value.
+# Fields without effect on the answer, whatever their value.
 WITHOUT_EFFECT = {
     "metadata",
     "parallel_tool_calls",  # there are no tool calls
@@ -29,7 +29,7 @@ WITHOUT_EFFECT = {
     "store",
     "user",
 }
-# Fields that are refused but with these values, which ask for nothing; null is always such a value.
+# Fields that must be null or have one of these values, which request no feature.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "audio": (),
@@ -47,7 +47,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
 }
 
-# Arguments of apply_chat_template that are not the template's own.
+# Arguments of apply_chat_template itself, which are not variables of the template.
 RESERVED = frozenset(
     {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length"}
     | {"messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize"}
@@ -58,32 +58,32 @@ Message = dict[str, Any]
 
 
 def checked(rule: str, check: Callable[[Any], Any], value: Any) -> Any:
-    """Return check(value); pydantic's error with this rule where that raises."""
+    """Return check(value); if it raises, raise the ValueError that pydantic expects, with this rule."""
     try:
         return check(value)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
-        # A sentence of the check's own begins as all of them do.
+        # A message that the check wrote itself begins with "must".
         given = str(error)
         raise ValueError(f"{given if given.startswith('must ') else rule}, got {shown(value)}") from None
 
 
-def given_as(form: Any, rule: str, check: Callable[[Any], Any]) -> PlainValidator:
-    """Make the validator of a field that comes in several forms.
+def validator(form: Any, rule: str, check: Callable[[Any], Any]) -> PlainValidator:
+    """Make the validator of a field that has several forms.
 
     Args:
-        form: The type that it comes in, for the schema.
-        rule: For the error's sentence.
-        check: Returns the value that the model has; TypeError or ValueError refuses it, with its message if it has one.
+        form: The type of the field in a body, for the schema.
+        rule: The rule in the error message.
+        check: Converts the value; raises TypeError, or a ValueError whose message replaces the rule, to reject it.
     """
     return PlainValidator(partial(checked, rule, check), json_schema_input_type=form)
 
 
-def whole(text: str) -> str:
-    """Return a text; ValueError for one with half a surrogate pair, which JSON can bring and UTF-8 cannot write."""
+def check_utf8(text: str) -> str:
+    """Return the text; ValueError if it has a lone surrogate, which JSON can contain and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError("must be text that UTF-8 can write: it has half a surrogate pair") from error
+        raise ValueError("must be text that UTF-8 can encode, without lone surrogates") from error
     return text
 
 
@@ -92,17 +92,17 @@ def is_integer(value: Any) -> bool:
 
 
 def prompts_of(value: Any) -> list[str | list[int]]:
-    """Return the prompts of /v1/completions as a list; null is none."""
+    """Return the prompts of /v1/completions as a list; empty for null."""
     if value is None:
         return []
     if isinstance(value, str):
-        return [whole(value)]
+        return [check_utf8(value)]
     if not isinstance(value, list) or not value:
         raise TypeError
     if all(map(is_integer, value)):
         return [value]
     if all(isinstance(one, str) for one in value):
-        return [whole(one) for one in value]
+        return [check_utf8(one) for one in value]
     if all(isinstance(one, list) and all(map(is_integer, one)) for one in value):
         return list(value)
     raise TypeError
@@ -114,8 +114,8 @@ def stops_of(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise TypeError
-    if len(stops) > MOST_STOPS:
-        raise ValueError(f"must have at most {MOST_STOPS} strings")
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"must have at most {MAX_STOPS} strings")
     return tuple(stops)
 
 
@@ -133,22 +133,22 @@ def bias_of(value: Any) -> dict[int, float] | None:
 
 
 def text_of(value: Any) -> str | None:
-    """Return a message's content as a string; parts of text are joined by newlines, null is None."""
+    """Return a message's content as a string; text parts are joined by newlines, null is None."""
     if value is None or isinstance(value, str):
-        return value and whole(value)
+        return value and check_utf8(value)
     if not isinstance(value, list) or not value:
         raise TypeError
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
-            raise ValueError(f"must have parts of type text alone, not {shown(kind)}")
+            raise ValueError(f"must have only parts of type text, not {shown(kind)}")
         if kind is None or not isinstance(part.get("text"), str):
             raise TypeError
-    return "\n".join(whole(part["text"]) for part in value)
+    return "\n".join(check_utf8(part["text"]) for part in value)
 
 
 def calls_of(value: Any) -> list[dict[str, Any]]:
-    """Return an assistant's tool calls as chat templates take them, with arguments as objects; null is none."""
+    """Return an assistant's tool calls as chat templates take them, with arguments as objects; empty for null."""
     calls = []
     for call in value or []:
         function = call["function"]
@@ -158,13 +158,13 @@ def calls_of(value: Any) -> list[dict[str, Any]]:
         if not isinstance(arguments, dict) or not isinstance(call.get("id", ""), str):
             raise TypeError
         calls.append({**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
-    whole(json.dumps(calls, ensure_ascii=False))
+    check_utf8(json.dumps(calls, ensure_ascii=False))
     return calls
 
 
 Prompts = Annotated[
     list[str | list[int]],
-    given_as(
+    validator(
         str | list[str] | list[int] | list[list[int]] | None,
         "must be a text, token ids, or a list of texts or of token ids, at least one",
         prompts_of,
@@ -172,15 +172,15 @@ Prompts = Annotated[
 ]
 Stops = Annotated[
     tuple[str, ...],
-    given_as(str | list[str] | None, "must be a string or a list of strings, none of them empty", stops_of),
+    validator(str | list[str] | None, "must be a string or a list of strings, none of them empty", stops_of),
 ]
 Bias = Annotated[
     dict[int, float] | None,
-    given_as(dict[str, float] | None, "must map token ids, written as strings, to numbers from -100 to 100", bias_of),
+    validator(dict[str, float] | None, "must map token ids, written as strings, to numbers from -100 to 100", bias_of),
 ]
 Content = Annotated[
     str | None,
-    given_as(
+    validator(
         str | list[dict[str, str]] | None,
         'must be a string, or a list of parts {"type": "text", "text": "..."}',
         text_of,
@@ -188,7 +188,7 @@ Content = Annotated[
 ]
 Calls = Annotated[
     list[dict[str, Any]],
-    given_as(
+    validator(
         list[dict[str, Any]] | None,
         'must be a list of {"id", "type": "function", "function": {"name", "arguments"}}, arguments an object in JSON',
         calls_of,
@@ -197,12 +197,12 @@ Calls = Annotated[
 
 
 class Body(BaseModel):
-    """A body, or an object within one."""
+    """A body, or an object within a body."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    def refuse_unbuilt(self, within: str = "") -> None:
-        """Raise ApiError for a field that is not there, or not built, unless its value asks for nothing."""
+    def reject_unsupported(self, within: str = "") -> None:
+        """Raise ApiError for an unknown field, and for an unsupported one unless its value is neutral."""
         for name, value in (self.model_extra or {}).items():
             if value is None or name in WITHOUT_EFFECT:
                 continue
@@ -221,7 +221,7 @@ class StreamOptions(Body):
 
 
 class ChatMessage(Body):
-    """A message of a conversation; of an assistant's, what the official client writes with it is accepted."""
+    """A message of a conversation. The fields that OpenAI's client adds to an assistant's message are accepted."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
@@ -231,14 +231,14 @@ class ChatMessage(Body):
     tool_call_id: str | None = None
 
     def plain(self) -> Message:
-        """Return the message for the chat template, in which a developer is the system."""
+        """Return the message for the chat template, with role system for developer."""
         more: Message = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
         content = self.refusal or "" if self.content is None else self.content
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **{name: value for name, value in more.items() if value}}
 
     def check(self, within: str) -> None:
-        """Raise ApiError for a message without content, which only an assistant's may be, or a field of another's."""
+        """Raise ApiError if content is missing (an assistant's may be) or a field belongs to another role."""
         if self.content is None and self.role != "assistant":
             raise ApiError(
                 400, f"{within}content must be a text or a list of parts of text, got null", f"{within}content"
@@ -261,10 +261,10 @@ class SamplingBody(Body):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    n: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     seed: int | None = Field(None, ge=-LARGEST - 1, le=LARGEST)
     stop: Stops = ()
-    stop_token_ids: list[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKENS)
     logit_bias: Bias = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -281,30 +281,30 @@ class SamplingBody(Body):
 
     @property
     def top(self) -> int | None:
-        """How many likely tokens each token comes with; None: no log-probabilities."""
+        """How many likely tokens to return with each token; None: no log-probabilities."""
         raise NotImplementedError
 
     @property
-    def most_tokens(self) -> tuple[str, int | None]:
+    def token_limit(self) -> tuple[str, int | None]:
         """The name and value of the field that limits the output."""
         return "max_tokens", self.max_tokens
 
     @property
-    def least_tokens(self) -> int:
-        """What a limit of 0 is for SamplingParams, which refuses 0."""
+    def zero_limit(self) -> int:
+        """The max_tokens that replaces a limit of 0; SamplingParams rejects 0."""
         return 0
 
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """Make SamplingParams, with defaults for what is not given; ApiError for a value that it refuses."""
-        self.refuse_unbuilt()
+        """Make SamplingParams, with defaults for missing fields; ApiError for a value that it rejects."""
+        self.reject_unsupported()
         if self.stream_options is not None:
-            self.stream_options.refuse_unbuilt("stream_options.")
+            self.stream_options.reject_unsupported("stream_options.")
             if not self.stream:
                 refused = "stream_options must be null where stream is not true, got an object"
                 raise ApiError(400, refused, "stream_options")
-        limit, most = self.most_tokens
+        limit, most = self.token_limit
         given = {
-            "max_tokens": most or (None if most is None else self.least_tokens),
+            "max_tokens": most or (None if most is None else self.zero_limit),
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": 0 if self.top_k == -1 else self.top_k,  # -1: no limit, for clients of vLLM
@@ -335,7 +335,7 @@ class ChatBody(SamplingBody):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -346,28 +346,29 @@ class ChatBody(SamplingBody):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def most_tokens(self) -> tuple[str, int | None]:
+    def token_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is None:
-            return super().most_tokens
+            return super().token_limit
         if self.max_tokens not in (None, self.max_completion_tokens):
             other = f"max_completion_tokens, {self.max_completion_tokens}, or null"
             raise ApiError(400, f"max_tokens must be {other}, got {self.max_tokens}", "max_tokens")
         return "max_completion_tokens", self.max_completion_tokens
 
-    def refuse_unbuilt(self, within: str = "") -> None:
+    def reject_unsupported(self, within: str = "") -> None:
         extra = self.model_extra
         if extra is not None and extra.get("tool_choice") == "none":
-            extra.pop("tools", None)  # none of them may be called
-        super().refuse_unbuilt(within)
+            extra.pop("tools", None)  # they must not be called
+        super().reject_unsupported(within)
 
     def template_arguments(self) -> dict[str, Any]:
-        """Return what the chat template gets beside the messages; ApiError for a name that is not its own."""
+        """Return the chat template's variables besides the messages; ApiError for a reserved name."""
         given = dict(self.chat_template_kwargs or {})
         for name in given.keys() & RESERVED:
             param = f"chat_template_kwargs.{name}"
-            raise ApiError(400, f"{param} must be a variable of the chat template, got an argument of its own", param)
+            rule = f"{param} must be a variable of the chat template, got an argument of apply_chat_template"
+            raise ApiError(400, rule, param)
         try:
-            whole(json.dumps(given, ensure_ascii=False))
+            check_utf8(json.dumps(given, ensure_ascii=False))
         except ValueError as error:
             raise ApiError(400, f"chat_template_kwargs {error}", "chat_template_kwargs") from None
         return given if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort, **given}
@@ -375,7 +376,7 @@ class ChatBody(SamplingBody):
     def conversation(self) -> list[Message]:
         """Return the messages for the chat template."""
         for at, message in enumerate(self.messages):
-            message.refuse_unbuilt(f"messages[{at}].")
+            message.reject_unsupported(f"messages[{at}].")
             message.check(f"messages[{at}].")
         return [message.plain() for message in self.messages]
 
@@ -384,22 +385,22 @@ class CompletionBody(SamplingBody):
     """The body of /v1/completions."""
 
     prompt: Prompts
-    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
     @property
     def top(self) -> int | None:
         return self.logprobs
 
     @property
-    def least_tokens(self) -> int:
-        return 1  # the route generates nothing then
+    def zero_limit(self) -> int:
+        return 1  # the route answers without generating
 
 
 class TokenizeBody(Body):
     """The body of /tokenize: a prompt, or messages."""
 
     model: str | None = None
-    prompt: Annotated[str, AfterValidator(whole)] | None = None
+    prompt: Annotated[str, AfterValidator(check_utf8)] | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = None
 

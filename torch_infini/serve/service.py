@@ -1,4 +1,4 @@
-"""Service: one AsyncLLM behind HTTP: prompts to tokens, admission to a bounded queue, draining, health."""
+"""Service: one AsyncLLM behind HTTP: tokenization, admission to a bounded queue, draining, health."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from .token_texts import TokenTexts
 T = TypeVar("T")
 ENGINE_DEAD = "the engine has failed; the server's log has the cause"
 RETRY = {"Retry-After": "1"}  # seconds
-LONG = 1 << 16  # bytes of a text; at the 8 to 10 s that 3.9 MB were seen to take, these take some 0.15 s
+LONG = 1 << 16  # bytes of a text that take about 0.15 s to tokenize: 3.9 MB took 8 to 10 s
 
 
 class Service:
-    """What the routes share.
+    """The state of a server, shared by its routes.
 
     Args:
         llm: The engine; the caller closes it.
-        settings: Of the server.
+        settings: The server's settings.
 
     Attributes:
         llm, settings: As given.
         max_model_len: The most tokens of a prompt and its output.
         capacity: The most samples in the engine, running and waiting.
-        in_flight: How many there are.
-        is_draining: Whether new requests are refused because the server ends.
-        metrics: What /metrics answers.
+        in_flight: The number of samples in the engine now.
+        is_draining: Whether new requests are rejected because the server shuts down.
+        metrics: The metrics of GET /metrics.
         token_texts: Texts of single tokens; None without a tokenizer.
-        sampling: Fields of SamplingParams for requests that do not give them: the model's own, below those of settings.
+        sampling: Fields of SamplingParams for requests that do not give them: the model's, overridden by settings'.
     """
 
     def __init__(self, llm: AsyncLLM, settings: ServeSettings) -> None:
@@ -50,8 +50,8 @@ class Service:
         self.metrics = ServerMetrics(llm.metrics, settings.model_names[0])
         tokenizer = llm.engine.tokenizer
         self.token_texts = TokenTexts(tokenizer) if tokenizer is not None else None
-        with suppress(ValueError):  # without a tokenizer
-            llm.engine.encode("a")  # a first call may change the tokenizer's settings, later ones on two threads do not
+        with suppress(ValueError):  # there is no tokenizer
+            llm.engine.encode("a")  # the first call may change the tokenizer's settings; later calls use two threads
         self.sampling = {**llm.engine.sampling, **settings.sampling}
         self._generations: dict[Generation, int] = {}
         # One thread for short texts, one for long ones. Neither changes the tokenizer's settings.
@@ -60,11 +60,11 @@ class Service:
 
     @property
     def model(self) -> str:
-        """The name that answers have."""
+        """The model's name in answers."""
         return self.settings.model_names[0]
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError for a model that is not served; None stands for the one that is."""
+        """Raise ApiError for a model that is not served; None is the served one."""
         if name is not None and name not in self.settings.model_names and not self.settings.any_model:
             served = ", ".join(self.settings.model_names)
             raise ApiError(404, f"model must be {served}, got {shown(name)}", "model", "model_not_found")
@@ -79,18 +79,18 @@ class Service:
             raise ApiError(503, ENGINE_DEAD, code="engine_dead")
 
     async def in_tokenizer(self, call: Callable[..., T], *args: Any, size: int = 0) -> T:
-        """Return call(*args), run by a thread of the tokenizer's, so that a long prompt does not stop other requests.
+        """Return call(*args), run on a tokenizer thread, so that a long prompt does not block other requests.
 
         Args:
-            call: What needs the tokenizer.
+            call: Uses the tokenizer.
             *args: Its arguments.
-            size: Bytes of text. Long ones have a thread of their own, where short ones do not wait for them.
+            size: Bytes of text. Long texts have a thread of their own, so that short ones do not wait for them.
         """
         thread = self._tokenizing if size < LONG else self._tokenizing_long
         return await asyncio.get_running_loop().run_in_executor(thread, call, *args)
 
     async def check_text(self, size: int, param: str) -> None:
-        """Raise ApiError for a text of so many bytes if it has too many tokens whatever they are."""
+        """Raise ApiError if any text of this many bytes has too many tokens."""
         texts = self.token_texts
         if texts is None or size < self.max_model_len:
             return
@@ -103,7 +103,7 @@ class Service:
         return ApiError(400, f"{rule}, the context's length, got {came}", param, "context_length_exceeded")
 
     async def encode(self, prompt: str | list[int], param: str, *, bounded: bool = True) -> list[int]:
-        """Return a prompt's tokens; ApiError if it is too long (bounded) or the tokenizer does not take it."""
+        """Return a prompt's tokens; ApiError if it is too long (bounded) or the tokenizer fails."""
         if isinstance(prompt, list):
             return prompt
         size = bytes_in(prompt)
@@ -117,8 +117,8 @@ class Service:
             rule = f"{param} must be a text that the model's tokenizer takes, got {shown(prompt)}"
             raise ApiError(400, rule, param) from None
 
-    def beginning(self) -> list[int]:
-        """Return the prompt of a request that gives none: a text's beginning. ApiError where the model has no token."""
+    def default_prompt(self) -> list[int]:
+        """Return the prompt of a request without one: the beginning-of-sequence token; ApiError if there is none."""
         config = self.llm.engine.model.config
         tokens = [config.bos_token_id] if config.bos_token_id is not None else list(config.eos_token_ids)
         if not tokens:
@@ -132,12 +132,12 @@ class Service:
     async def encode_chat(
         self, messages: list[Message], template: dict[str, Any] | None = None, *, bounded: bool = True
     ) -> list[int]:
-        """Return a conversation's tokens; ApiError if it is too long (bounded) or no chat template takes it."""
+        """Return a conversation's tokens; ApiError if it is too long (bounded) or the chat template fails."""
         size = sum(bytes_in(message["content"]) for message in messages)
         if bounded:
             await self.check_text(size, "messages")
         try:
-            # A template may write what else it gets: that is no bound, but may be long as well.
+            # A template may write its other variables too: they are not checked for length, but may be long.
             more = len(json.dumps([template, [message.get("tool_calls") for message in messages]]))
             return await self.in_tokenizer(self.llm.chat_prompt, messages, template, size=size + more)
         except ValueError as error:
@@ -146,10 +146,10 @@ class Service:
             raise failure from None
 
     def admit(self, prompts: int, params: SamplingParams, param: str) -> None:
-        """Raise ApiError unless so many prompts may come in one request, before anything is made of them.
+        """Check that a request of this many prompts can be admitted, before they are tokenized.
 
         Raises:
-            ApiError: For more samples than may be in the queue, a full queue, a server that ends.
+            ApiError: For more samples than the queue holds, a full queue, or a server that shuts down.
         """
         self.check_health()
         samples = prompts * params.n
@@ -165,18 +165,18 @@ class Service:
     def start(
         self, prompts: Sequence[list[int]], params: SamplingParams, param: str, limit: tuple[str, int | None]
     ) -> Generation:
-        """Give prompts to the engine.
+        """Add prompts to the engine.
 
         Args:
             prompts: Token ids.
-            params: Of all of them.
-            param: The field that the prompts came in.
-            limit: Name and value of the field that limits the output; None: the request does not say.
+            params: The settings of all prompts.
+            param: The field of the request that has the prompts.
+            limit: Name and value of the field that limits the output; value None: the request has no limit.
 
         Raises:
-            ApiError: For prompts or settings that the engine does not take, a full queue, a server that ends.
+            ApiError: For prompts or settings that the engine rejects, a full queue, or a server that shuts down.
         """
-        self.admit(len(prompts), params, param)  # once more: others came while these were tokenized
+        self.admit(len(prompts), params, param)  # again: others were admitted while these were tokenized
         name, most = limit
         engine = self.llm.engine
         size = engine.model.config.vocab_size
@@ -204,11 +204,11 @@ class Service:
         self.in_flight -= self._generations.pop(generation, 0)
 
     def drain(self) -> None:
-        """Refuse new requests from now on."""
+        """Reject new requests from now on."""
         self.is_draining = True
 
     def end_all(self) -> None:
-        """End what still runs, with an error."""
+        """Cancel running requests; their answers are an error."""
         self.drain()
         for generation in list(self._generations):
             generation.fail(ApiError(503, "the server is shutting down", code="draining", headers=RETRY))
@@ -220,5 +220,5 @@ class Service:
 
 
 def bytes_in(text: str) -> int:
-    """Return the bytes of a text."""
+    """Return the number of bytes of a text in UTF-8."""
     return len(text.encode())

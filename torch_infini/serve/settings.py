@@ -1,4 +1,4 @@
-"""ServeSettings: names, key, limits and defaults of a server, checked when they are set."""
+"""ServeSettings: model names, API key, limits and defaults of a server, checked when they are set."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ MAX_CONNECTIONS, RECEIVE_TIMEOUT = 4096, 60.0
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """What a server adds to the settings of its engine.
+    """Settings of a server besides those of its engine.
 
     Attributes:
         model_names: Names that requests may give as `model`; answers have the first.
         any_model: Whether requests may give any other name too.
-        api_key: Requests must come with "Authorization: Bearer KEY" (all but GET /health); None: without.
-        max_queue: Samples that may wait beside the engine's max_num_seqs; more are refused with status 429.
-        max_body: Bytes of a request's body; larger ones are refused with status 413.
-        max_connections: That may be open, as far as the limit on open files goes. A new one takes the place of that
-            which has been without a request for longest; where all have one, it is refused with status 503.
-        receive_timeout: Seconds that the head of a request has to arrive, and then its body; status 408.
-        drain: Seconds that running requests have to finish after the first SIGTERM.
+        api_key: The key that requests must send as "Authorization: Bearer KEY" (except GET /health); None: no key.
+        max_queue: The most samples that wait, besides the engine's max_num_seqs; more are rejected with status 429.
+        max_body: The most bytes of a request's body; larger ones are rejected with status 413.
+        max_connections: The most open connections, within the limit on open files. A new one replaces the one that has
+            been without a request for longest; if all have a request, it is rejected with status 503.
+        receive_timeout: Seconds for the head of a request to arrive, and then for its body; after that, status 408.
+        drain: Seconds for running requests to finish after the first SIGTERM.
         allow_origins: Origins of web pages that may call the server (CORS); "*": all.
-        sampling: Fields of SamplingParams for requests that do not give them, above those of the model's
-            generation_config.json. A max_tokens here is lowered to what the
-            context leaves, unlike one of a request.
+        sampling: Fields of SamplingParams for requests that do not give them; they override those of the model's
+            generation_config.json. A max_tokens here is lowered to what the context leaves, unlike one of a request.
 
     Raises:
-        ValueError: For a value outside what is said above.
+        ValueError: For an invalid value.
     """
 
     model_names: tuple[str, ...]

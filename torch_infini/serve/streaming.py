@@ -1,4 +1,4 @@
-"""Sending answers to clients that may leave: whole ones and server-sent events. A client that is gone ends the work."""
+"""respond: sends answers, whole or as server-sent events; if the client disconnects, generation is cancelled."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from ..engine import CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
 from ..engine.outputs import Finish
-from .answers import Answer, Parts
+from .answers import Answer, DeltaTracker
 from .encoding import DONE, PING, json_response, to_event
 from .errors import ApiError
 from .generation import Generation
 
-CLIENT_CLOSED_REQUEST = 499  # in the log; nobody reads the response
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must not collect events
+CLIENT_CLOSED_REQUEST = 499  # for the log; no client reads the response
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must not buffer events
 
 
 async def respond(
@@ -30,7 +30,7 @@ async def respond(
     if stream:
         return EventStream(generation, events(generation, answer, samples, include_usage))
     try:
-        outputs = await unless_gone(request.receive, generation.finish())
+        outputs = await run_until_disconnect(request.receive, generation.finish())
     finally:
         generation.close()
     return Response(status_code=CLIENT_CLOSED_REQUEST) if outputs is None else json_response(answer.whole(outputs))
@@ -39,14 +39,14 @@ async def respond(
 def respond_empty(
     prompts: list[list[int]], params: SamplingParams, answer: Answer, stream: bool, include_usage: bool
 ) -> Response:
-    """Return the answer that has no tokens."""
+    """Return the response of an answer without tokens."""
     logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
     empty = CompletionOutput(0, "", [], Finish.LENGTH.value, token_logprobs=logprobs)
     samples = [replace(empty, index=i) for i in range(params.n)]
     outputs = [RequestOutput("", None, prompt, samples) for prompt in prompts]
     if not stream:
         return json_response(answer.whole(outputs))
-    parts = Parts(params.n, answer)
+    parts = DeltaTracker(params.n, answer)
     chunks = [answer.chunk(part, include_usage) for at, output in enumerate(outputs) for part in parts.new(at, output)]
     if include_usage:
         chunks.append(answer.usage_chunk(outputs))
@@ -56,8 +56,8 @@ def respond_empty(
 async def events(
     generation: Generation, answer: Answer, samples: int, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a streamed answer; an error is one of them, for the status has been sent."""
-    parts = Parts(samples, answer)
+    """Yield the events of a streamed answer. An error is an event too, because the status has been sent."""
+    parts = DeltaTracker(samples, answer)
     try:
         async with aclosing(generation.newest()) as outputs:
             async for new in outputs:
@@ -75,13 +75,13 @@ async def events(
 
 
 class EventStream(Response):
-    """A response of server-sent events; it ends, and the generation with it, when the client is gone.
+    """A response of server-sent events; it ends, and closes the generation, when the client disconnects.
 
-    Starlette's StreamingResponse does not watch the client where the server's ASGI version is 2.4 or more.
+    Starlette's StreamingResponse does not watch for disconnects if the server's ASGI version is 2.4 or later.
 
     Args:
-        generation: What computes them.
-        events: As bytes.
+        generation: Computes the events.
+        events: The events as bytes.
     """
 
     def __init__(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> None:
@@ -91,7 +91,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_gone(receive, self._send(send))
+            await run_until_disconnect(receive, self._send(send))
         finally:
             self._generation.close()
 
@@ -103,8 +103,8 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of work; None if the client disconnects first, and the work is cancelled."""
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of `work`; cancel it and return None if the client disconnects first."""
     tasks = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -116,6 +116,6 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the client is gone; the request's body has been read."""
+    """Wait until the client disconnects; call after the request's body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass

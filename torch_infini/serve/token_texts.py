@@ -11,10 +11,10 @@ SPACE = "\u2581"  # what sentencepiece writes for a space
 
 
 class TokenTexts:
-    """Bytes of tokens, by the forms of a token's name: those of byte-level BPE and of sentencepiece.
+    """Text and bytes of tokens, from their names in the forms of byte-level BPE and sentencepiece.
 
     Args:
-        tokenizer: Of transformers.
+        tokenizer: A transformers tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -28,18 +28,18 @@ class TokenTexts:
 
     @cached_property
     def longest(self) -> int:
-        """The bytes of the longest token: a text of B bytes has at least B / longest tokens."""
+        """The size of the longest token in bytes: a text of B bytes has at least B / longest tokens."""
         return max(map(len, map(self._find, range(len(self._tokenizer)))), default=1) or 1
 
     def bytes_of(self, token: int) -> bytes:
-        """Return a token's bytes; of a token that the tokenizer does not know, none."""
+        """Return a token's bytes; empty for a token that the tokenizer does not know."""
         found = self._known.get(token)
         if found is None:
             found = self._known[token] = self._find(token)
         return found
 
     def text_of(self, token: int) -> str:
-        """Return a token's text; bytes that are no character alone are U+FFFD."""
+        """Return a token's text; incomplete characters become U+FFFD."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
     def _find(self, token: int) -> bytes:
@@ -56,8 +56,9 @@ class TokenTexts:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each letter of byte-level BPE: printable ones of Latin-1 stand for themselves, the others, in
-    order, for the letters from U+0100 on.
+    """Return the byte that each letter of byte-level BPE represents.
+
+    Printable bytes of Latin-1 are represented by themselves, the others, in order, by the letters from U+0100 on.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]

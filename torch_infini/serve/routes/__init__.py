@@ -1,4 +1,4 @@
-"""The routes of the server, a file for each kind; a new one goes into ROUTERS."""
+"""The routes of the server, one file per group; ROUTERS lists them."""
 
 from . import chat, completions, models, status, tokens
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from ..answers import ChatAnswer
 from ..schemas import ChatBody
 from ..service import Service
-from ..streaming import CLIENT_CLOSED_REQUEST, respond, unless_gone
+from ..streaming import CLIENT_CLOSED_REQUEST, respond, run_until_disconnect
 
 router = APIRouter()
 
@@ -21,9 +21,9 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     params = body.params({"max_tokens": None, **service.sampling})
     service.admit(1, params, "messages")
     template = body.template_arguments()
-    prompt = await unless_gone(request.receive, service.encode_chat(body.conversation(), template))
+    prompt = await run_until_disconnect(request.receive, service.encode_chat(body.conversation(), template))
     if prompt is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    generation = service.start([prompt], params, "messages", body.most_tokens)
+    generation = service.start([prompt], params, "messages", body.token_limit)
     answer = ChatAnswer(service.model, service.token_texts)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from ..answers import CompletionAnswer
 from ..schemas import CompletionBody
 from ..service import Service
-from ..streaming import CLIENT_CLOSED_REQUEST, respond, respond_empty, unless_gone
+from ..streaming import CLIENT_CLOSED_REQUEST, respond, respond_empty, run_until_disconnect
 
 router = APIRouter()
 
@@ -19,14 +19,14 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
     params = body.params(service.sampling)
-    given = body.prompt or [service.beginning()]
+    given = body.prompt or [service.default_prompt()]
     service.admit(len(given), params, "prompt")
-    prompts = await unless_gone(request.receive, service.encode_all(given, "prompt"))
+    prompts = await run_until_disconnect(request.receive, service.encode_all(given, "prompt"))
     if prompts is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    if body.max_tokens == 0:  # OpenAI's least; there is nothing to compute
+    if body.max_tokens == 0:  # valid in OpenAI's API; there is nothing to compute
         answer = CompletionAnswer(service.model, service.token_texts)
         return respond_empty(prompts, params, answer, bool(body.stream), body.include_usage)
-    generation = service.start(prompts, params, "prompt", body.most_tokens)
+    generation = service.start(prompts, params, "prompt", body.token_limit)
     answer = CompletionAnswer(service.model, service.token_texts)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)

@@ -21,7 +21,7 @@ def described(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": STARTED,
         "owned_by": "torch_infini",
-        "max_model_len": service.max_model_len,  # as vLLM's
+        "max_model_len": service.max_model_len,  # as in vLLM
     }
 
 
@@ -35,7 +35,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}", response_model=None)
 async def model(name: str, request: Request) -> Response:
-    """Describe the model of one name."""
+    """Describe the model with this name."""
     service: Service = request.app.state.service
     service.check_model(name)
     return json_response(described(service, name))

@@ -24,19 +24,19 @@ async def health(request: Request) -> Response:
 
 @router.get("/version", response_model=None)
 async def version() -> Response:
-    """Answer the release of torch_infini."""
+    """Answer torch_infini's version."""
     return json_response({"version": __version__})
 
 
 @router.get("/load", response_model=None)
 async def load(request: Request) -> Response:
-    """Answer how many samples are running or waiting."""
+    """Answer the number of samples that are running or waiting."""
     service: Service = request.app.state.service
     return json_response({"server_load": service.in_flight})
 
 
 @router.get("/metrics", response_model=None)
 async def metrics(request: Request) -> Response:
-    """Answer counts and times in Prometheus' text form."""
+    """Answer counts and times in Prometheus' text format."""
     service: Service = request.app.state.service
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

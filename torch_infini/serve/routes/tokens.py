@@ -17,10 +17,10 @@ router = APIRouter()
 
 @router.post("/tokenize", response_model=None)
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
-    """Answer the tokens of a prompt or a conversation, as the model would get them."""
+    """Answer the tokens of a prompt or a conversation, as the model gets them."""
     service: Service = request.app.state.service
     service.check_model(body.model)
-    body.refuse_unbuilt()
+    body.reject_unsupported()
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages must be given, one of them, got both or none", "prompt")
     if body.messages is not None:
@@ -38,10 +38,10 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 
 @router.post("/detokenize", response_model=None)
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
-    """Answer the text of tokens, special ones included."""
+    """Answer the text of tokens, including special ones."""
     service: Service = request.app.state.service
     service.check_model(body.model)
-    body.refuse_unbuilt()
+    body.reject_unsupported()
     size = service.llm.engine.model.config.vocab_size
     for token in body.tokens:
         if not 0 <= token < size:
@@ -60,5 +60,5 @@ def tokenizer_of(service: Service) -> Any:
 def encode_plain(tokenizer: Any, text: str) -> list[int]:
     try:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    except Exception as error:  # tokenizers raise whatever a text leads to
+    except Exception as error:  # tokenizers raise exceptions of any type
         raise ApiError(400, f"prompt must be a text for the tokenizer, got {type(error).__name__}", "prompt") from None
