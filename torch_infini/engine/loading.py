@@ -15,7 +15,7 @@ from ..checkpoints import Activations, has_gguf_tokenizer, method_of, model_type
 from ..distributed import init_tp_group
 from ..models import Llama
 from ..models.config import DEFAULTS
-from ..models.llama import checked_config, found_folder
+from ..models.llama import checked_config, model_folder
 from ..weights import names
 from .defaults import sampling_defaults, sampling_settings
 from .model import ServedModel, is_served_model
@@ -87,7 +87,7 @@ def load_served(
         source = Path(getattr(model, "name_or_path", "") or "-")
         found = given or (load_tokenizer(source) if source.exists() else None)
         return Served(served, found, sampling_settings(model) if wants_defaults else {})
-    folder = found_folder(model)
+    folder = model_folder(model)
     sampling = sampling_defaults(folder) if wants_defaults else {}
     weights = _weights(folder, quantization)
     if needs_transformers(folder):
@@ -182,7 +182,7 @@ def device_of(device: torch.device | str) -> torch.device:
 def tokenizer_folder(name: str | Path) -> Path:
     """Return the folder of a tokenizer: the path given, or that of the name in the hub's cache."""
     try:
-        return found_folder(name)
+        return model_folder(name)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{_NAME}: the tokenizer's folder must exist, got {name}") from error
 

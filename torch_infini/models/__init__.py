@@ -1,4 +1,4 @@
-"""Whole models made of torch_infini.nn, and what loads them from checkpoints. llama.py is where to begin."""
+"""Whole models made of torch_infini.nn, and their loading from checkpoints. llama.py is where to begin."""
 
 from .checkpoint import Slot, load_checkpoint
 from .config import LlamaConfig

@@ -1,6 +1,6 @@
-"""Finished models in the folder INFINI_CACHE: written at the first start, mapped at later ones and shared by processes.
+"""Loaded models in the folder INFINI_CACHE: written at the first start, mapped at later ones and shared by processes.
 
-An entry is a header in JSON and the memory of all tensors; its name is a hash of everything that its numbers depend on.
+An entry is a JSON header and the memory of all tensors; its name is a hash of everything that the tensors depend on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME = "torch_infini.models.Llama"
 _MAGIC = b"infini\x00\x01"
 _PRELUDE = struct.Struct("<8sQ32s")  # magic, the header's size and sha256
 _PIECE = 8 << 20  # bytes that a thread hashes at a time
-# Seconds by which a system's time stamps may be coarse: the tick of a kernel, or what old file systems store.
+# Resolution of time stamps in seconds: the tick of a kernel, or that of old file systems.
 _TICK, _COARSE = 0.02, 2.0
 
 log = logging.getLogger("torch_infini")
@@ -43,8 +43,8 @@ Model = TypeVar("Model", bound=nn.Module)
 Identity = list[int]  # changes when the file's contents do: no program can set ctime
 
 
-class _Damaged(Exception):
-    """What is wrong with an entry."""
+class _DamagedEntry(Exception):
+    """An entry that cannot be used; the message says what it has."""
 
 
 def load(
@@ -56,11 +56,11 @@ def load(
 ) -> Model:
     """Return build(), or the same model from the folder INFINI_CACHE, where a result of build() is stored.
 
-    A cache that cannot be used, or an entry that is damaged, is a warning, and the model is built.
+    If the cache cannot be used or the entry is damaged, log a warning and build the model.
 
     Args:
         path: The model's folder or GGUF file.
-        settings: What the model depends on beside the files, this library and the CPU.
+        settings: What the model depends on besides the files, this library and the CPU.
         device: Where the model goes. Only models on the CPU are stored.
         build: Reads the model.
         skeleton: Makes a model without memory.
@@ -72,7 +72,7 @@ def load(
     try:
         files = _files(path)
     except (OSError, ValueError):
-        return build()  # which says what is wrong
+        return build()  # reports the error
     try:
         hashes = _Hashes(Path(os.path.expanduser(root), "hashes"))
         entries = hashes.folder.with_name("models")
@@ -81,7 +81,7 @@ def load(
         sources = {os.path.relpath(file, path): hashes.of(file) for file in files}
         entry = entries / f"{_key(hashes, settings, sources)}.model"
         stored = _read(entry, hashes, skeleton)
-    except _Damaged as damage:
+    except _DamagedEntry as damage:
         log.warning("%s: %s must be a whole entry of INFINI_CACHE, got %s: it is made anew", _NAME, entry, damage)
         with suppress(OSError):
             entry.unlink()
@@ -104,12 +104,12 @@ def load(
 
 
 def _files(path: Path) -> list[Path]:
-    """What a model is read from: a file, or a folder's descriptions and tensors."""
+    """Return the files that a model is read from: itself, or a folder's JSON and tensor files."""
     return [path] if path.is_file() else sorted({*filter(Path.is_file, path.glob("*.json")), *files_of(path)})
 
 
 def _key(hashes: _Hashes, settings: Mapping[str, object], sources: Mapping[str, tuple[str, Identity]]) -> str:
-    """Hash what decides the bits of a model: another version of anything is another key."""
+    """Hash everything that the bits of a model depend on."""
     facts = {
         **settings,
         "files": {name: digest for name, (digest, _) in sources.items()},
@@ -124,7 +124,7 @@ def _key(hashes: _Hashes, settings: Mapping[str, object], sources: Mapping[str, 
 
 @cache
 def _own_sources() -> str:
-    """Hash this package's sources, 2 MB: a number for the format would have to be raised by hand."""
+    """Hash this package's sources, 2 MB, because a version number would have to be raised by hand."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
         digest.update(file.read_bytes())
@@ -132,7 +132,7 @@ def _own_sources() -> str:
 
 
 def _read(entry: Path, hashes: _Hashes, skeleton: Callable[[LlamaConfig, torch.dtype], Model]) -> Model | None:
-    """Map an entry; None: there is none. The header is always checked, the data once for each state of the file."""
+    """Map an entry; None if there is none. The header is always checked, the data once for each state of the file."""
     try:
         file = open(entry, "rb")  # noqa: SIM115
     except FileNotFoundError:
@@ -140,20 +140,19 @@ def _read(entry: Path, hashes: _Hashes, skeleton: Callable[[LlamaConfig, torch.d
     with file:
         size = os.fstat(file.fileno()).st_size
         if size < _PRELUDE.size:
-            raise _Damaged(f"{size} bytes")
+            raise _DamagedEntry(f"{size} bytes")
         magic, length, digest = _PRELUDE.unpack(file.read(_PRELUDE.size))
         written = file.read(length) if magic == _MAGIC and length < size else b""
         if hashlib.sha256(written).digest() != digest:
-            raise _Damaged("a header with another checksum")
+            raise _DamagedEntry("a header with another checksum")
         header = json.loads(written)
         if header.get("entry") != entry.name:
-            raise _Damaged(f"that of {header.get('entry')}")
+            raise _DamagedEntry(f"that of {header.get('entry')}")
         if header["end"] != size:
-            raise _Damaged(f"{size} of {header['end']} bytes")
+            raise _DamagedEntry(f"{size} of {header['end']} bytes")
         if hashes.of(entry, header["begin"], file)[0] != header["data"]:
-            raise _Damaged("data with another checksum")
-        # Pages that nothing writes to are those of the file, the same in all processes. A program that writes to a
-        # weight gets pages of its own.
+            raise _DamagedEntry("data with another checksum")
+        # Copy on write: all processes share the file's pages, and one that writes to a weight gets pages of its own.
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     if hasattr(mmap, "MADV_WILLNEED"):
         memory.madvise(mmap.MADV_WILLNEED)
@@ -163,7 +162,7 @@ def _read(entry: Path, hashes: _Hashes, skeleton: Callable[[LlamaConfig, torch.d
 
 
 def _write(entry: Path, model: nn.Module, hashes: _Hashes) -> None:
-    """Write an entry, unless another process does at this moment."""
+    """Write an entry, unless another process is writing it."""
     _remove_parts(entry)
     description, spans = describe(model)
     header = {"entry": entry.name, "model": description, "data": "0" * 64, "begin": 0, "end": 0}
@@ -182,7 +181,7 @@ def _write(entry: Path, model: nn.Module, hashes: _Hashes) -> None:
         written = json.dumps(header).encode()
         file.seek(0)
         file.write(_PRELUDE.pack(_MAGIC, len(written), hashlib.sha256(written).digest()) + written)
-        kept = os.dup(file.fileno())  # of the file that gets the name: another process may replace it at once
+        kept = os.dup(file.fileno())  # another process may replace the file as soon as it has its name
     try:
         hashes.note(entry, begin, digest, _identity(os.fstat(kept)))
     finally:
@@ -190,16 +189,16 @@ def _write(entry: Path, model: nn.Module, hashes: _Hashes) -> None:
 
 
 class _Hashes:
-    """Hashes of files, each computed once for a state of its file and noted in a folder."""
+    """Hashes of files, each computed once per state of its file and stored in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def of(self, path: Path, begin: int = 0, file: BinaryIO | None = None) -> tuple[str, Identity]:
-        """Return the hash of a file's bytes from `begin` on, and the identity that the file has with it.
+        """Return the hash of a file's bytes from `begin` on, and the file's identity at that time.
 
         Raises:
-            OSError: If it cannot be read or noted, or changes meanwhile.
+            OSError: If the file cannot be read or changes meanwhile, or its hash cannot be stored.
         """
         if file is None:
             with open(path, "rb") as file:
@@ -210,9 +209,9 @@ class _Hashes:
             found = json.loads(self._place(path).read_bytes())
             if isinstance(found, list) and found[:-1] == [begin, identity]:
                 return found[-1], identity
-        # The first bytes of a change are written after its time stamp, and within a tick stamps are equal.
+        # A change writes its first bytes after setting the time stamp, and within a tick all stamps are equal.
         _wait_for_next_tick(status)
-        with _replacing(self._place(path)) as note:  # before the work: the folder may not take it
+        with _replacing(self._place(path)) as note:  # first, because the folder may not be writable
             digest = _hash(file, begin, status.st_size)
             if _identity(os.fstat(file.fileno())) != identity:
                 raise OSError(f"{path}, which changed while it was read")
@@ -221,7 +220,7 @@ class _Hashes:
         return digest, identity
 
     def note(self, path: Path, begin: int, digest: str, identity: Identity) -> None:
-        """Note a hash that is known."""
+        """Store a known hash."""
         _wait_for_next_tick(os.stat(path))
         with _replacing(self._place(path)) as note:
             if note is not None:
@@ -236,13 +235,13 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def _wait_for_next_tick(status: os.stat_result) -> None:
-    """Wait until a change of the file would get another time stamp: for files written just now."""
+    """Wait until a change of the file would get another time stamp, for files that were just written."""
     longest = _COARSE if status.st_ctime_ns % 1_000_000_000 == 0 else _TICK
     time.sleep(min(max(status.st_ctime + longest - time.time(), 0), longest))
 
 
 def _hash(file: BinaryIO, begin: int, end: int) -> str:
-    """Hash bytes of a file: the hash of the hashes of its pieces, which threads compute."""
+    """Return the hash of the hashes of a file's pieces, which threads compute."""
 
     def piece(first: int) -> bytes:
         return hashlib.sha256(os.pread(file.fileno(), min(_PIECE, end - first), first)).digest()
@@ -253,10 +252,10 @@ def _hash(file: BinaryIO, begin: int, end: int) -> str:
 
 @contextmanager
 def _replacing(path: Path, new: bool = False) -> Iterator[BinaryIO | None]:
-    """Write a file that gets its name when all of it is on the disk.
+    """Write a file that gets its name only when all of it is on disk.
 
     Yields:
-        The file; None: another process is about to write it, or has done so if it must be `new`.
+        The file; None if another process is writing it, or if it exists and must be `new`.
     """
     part = path.with_name(f"{path.name}.part")
     with _locked(part) as file:
@@ -268,7 +267,7 @@ def _replacing(path: Path, new: bool = False) -> Iterator[BinaryIO | None]:
             yield None
             return
         try:
-            file.truncate(0)  # of a process that was killed
+            file.truncate(0)  # a killed process may have written to it
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -280,7 +279,7 @@ def _replacing(path: Path, new: bool = False) -> Iterator[BinaryIO | None]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO | None]:
-    """Open a file, made where there is none, for this process alone; None: another process has it."""
+    """Open or create a file and lock it for this process; None if another process has the lock."""
     while True:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             try:
@@ -292,13 +291,13 @@ def _locked(path: Path) -> Iterator[BinaryIO | None]:
                 is_there = os.path.samestat(os.stat(path), os.fstat(file.fileno()))
             except FileNotFoundError:
                 is_there = False
-            if is_there:  # not renamed or removed by its last owner meanwhile
+            if is_there:  # its last owner has not renamed or removed it meanwhile
                 yield file
                 return
 
 
 def _remove_parts(entry: Path) -> None:
-    """Remove what killed processes left of other entries."""
+    """Remove partial files of other entries that killed processes left."""
     for part in entry.parent.glob("*.part"):
         if part.name != f"{entry.name}.part":
             with suppress(OSError), _locked(part) as file:

@@ -38,11 +38,11 @@ from ..weights import respelled
 _NAME = "torch_infini.models.load_checkpoint"
 # Bytes that a thread reads at a time: several of the large pages that reading allocates.
 _PIECE = 8 << 20
-# Bytes of tensors that are converted at a time: they stay in the CPU's cache in between, and are too few for an op to
-# start threads for (csrc/infiniop/quantize/quantize.h).
+# Bytes of tensors that are converted at a time: they stay in the CPU's cache, and are too few for an op to start
+# threads (csrc/infiniop/quantize/quantize.h).
 _PART = 1 << 20
-_BEGINNING = 64  # bytes of each tensor that ranks compare
-_MOST_READERS = 8  # not tuned: measured with two cores only
+_COMPARED_BYTES = 64  # first bytes of each tensor, which ranks compare
+_MAX_READERS = 8  # not tuned: measured only with two cores
 
 
 class Shard(NamedTuple):
@@ -58,14 +58,14 @@ class Slot(NamedTuple):
     """The destination in the model of a checkpoint's tensor, or of a part of it.
 
     Attributes:
-        shape: Of the tensor; at least one dimension.
-        place: Contiguous memory that bytes of its dtype are read into directly; None: `load` converts or moves them.
+        shape: The tensor's shape; at least one dimension.
+        place: Contiguous memory that tensors of its dtype are read into directly; None: `load` converts or moves them.
         load: Takes some of the tensor's rows (the first dimension), on the CPU or the model's device, in any floating
             dtype, and the index of the first row. Threads may call it concurrently for different rows.
-        read: Returns the tensor: a view of a dense parameter, otherwise a copy, of dequantized values for integers.
-        part: The rows and columns of this rank's shard: nothing else is read, and `place`, `load` and `read` are of the
-            shard only. None: all.
-        dtype: Of integers that are loaded as they are; None: the tensor has a floating dtype.
+        read: Returns the tensor: a view of a dense parameter, otherwise a copy; integers are dequantized.
+        part: The rows and columns of this rank's shard: only these are read, and `place`, `load` and `read` refer to
+            them. None: all.
+        dtype: The dtype of integers that are loaded as stored; None: the tensor has a floating dtype.
     """
 
     shape: tuple[int, ...]
@@ -95,9 +95,9 @@ class Slot(NamedTuple):
 def digest_of(folder: str | Path) -> bytes:
     """Return a 32-byte digest of a model folder's config, its files' headers and the beginning of every tensor.
 
-    Of a GGUF file: of its size and first 8 MiB.
+    For a GGUF file: of its size and first 8 MiB.
     """
-    if Path(folder).is_file():  # GGUF: its metadata, and what may be the first weights
+    if Path(folder).is_file():  # GGUF: the metadata, and possibly the first weights
         with open(folder, "rb") as file:
             return hashlib.sha256(f"{os.path.getsize(folder)}".encode() + file.read(_PIECE)).digest()
     digest = hashlib.sha256((Path(folder) / "config.json").read_bytes())
@@ -118,10 +118,10 @@ def check_sizes(
 
     Args:
         folder: As load_checkpoint.
-        layers: Of the model; more than there are tensors are refused before shapes() is called.
-        shapes: Gives the shape of each tensor by its name.
+        layers: The model's number of layers; more than there are tensors raises before shapes() is called.
+        shapes: Returns the shape of each tensor by name.
         optional: As load_checkpoint.
-        integers: The dtypes of the tensors that are of integers.
+        integers: The dtypes of integer tensors by name.
 
     Raises:
         FileNotFoundError, ValueError: As load_checkpoint.
@@ -142,17 +142,17 @@ def load_checkpoint(
 ) -> None:
     """Fill a model's slots from a folder.
 
-    As many threads read, convert and quantize as torch computes with: 2 to 8, as far as there are cores.
+    As many threads as torch uses read, convert and quantize: 2 to 8, at most one per core.
 
     Args:
-        folder: With model.safetensors, several *.safetensors, or shards and their index.
+        folder: Has model.safetensors, several *.safetensors, or shards and their index.
         slots: By the names of the checkpoint's tensors.
-        optional: Whether a tensor that has no slot may be in the checkpoint all the same.
-        progress: Whether a line with GB/s goes to stderr; None: if that is a terminal.
+        optional: Returns whether a tensor without a slot may be in the checkpoint.
+        progress: Whether to show a line with GB/s on stderr; None: if stderr is a terminal.
 
     Raises:
         FileNotFoundError: If files are missing.
-        ValueError: If a file is corrupt or cut off, or tensors are missing, too many, of another shape or of integers;
+        ValueError: If a file is corrupt or truncated, or tensors are missing, surplus, of another shape or of integers;
             all are named, and nothing is loaded.
     """
     with ExitStack() as stack:
@@ -161,20 +161,20 @@ def load_checkpoint(
         check_tensors(_NAME, Path(folder), _infos(opened), wanted, optional)
         found = {name: file for file in opened for name in file.stored}
         pieces = [piece for name, file in found.items() if name in slots for piece in file.pieces(name, slots[name])]
-        inference = torch.is_inference_mode_enabled()  # of the thread that made the model
+        inference = torch.is_inference_mode_enabled()  # threads of the pool use the mode of this thread
 
         def load(piece: _Piece) -> None:
             with torch.inference_mode(inference):
                 piece.load()
 
         with ThreadPoolExecutor(_readers(), "torch_infini loads") as pool:
-            # An error takes back what has not begun.
+            # An error cancels the pieces that have not begun.
             follow(pool.map(load, pieces), [piece.bytes for piece in pieces], progress)
 
 
 def _readers() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, max(torch.get_num_threads(), 2), _MOST_READERS)
+    return min(cores, max(torch.get_num_threads(), 2), _MAX_READERS)
 
 
 class _File:
@@ -182,13 +182,13 @@ class _File:
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
-        self.stored = read_header(path, _NAME)  # in the file's order, as a disk reads it fastest
+        self.stored = read_header(path, _NAME)  # in the file's order, which a disk reads fastest
         self._file = stack.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
 
     def add_to(self, digest: hashlib._Hash) -> None:
         for name, (info, begin, end) in self.stored.items():
             digest.update(repr((name, info, begin, end)).encode())
-            digest.update(os.pread(self._file.fileno(), min(end - begin, _BEGINNING), begin))
+            digest.update(os.pread(self._file.fileno(), min(end - begin, _COMPARED_BYTES), begin))
 
     def pieces(self, name: str, slot: Slot) -> Iterator[_Piece]:
         """Yield a slot's rows of a tensor, in parts that threads can load concurrently."""
@@ -207,7 +207,7 @@ class _File:
             yield _Piece(self, slot, dtype, shape, begin + first * pitch, pitch, row_bytes, first, count)
 
     def read(self, to: int, size: int, offset: int) -> None:
-        """Read bytes of the file to an address. Copying from a map of it would look up every page: a fifth slower."""
+        """Read bytes of the file to an address. Copying from an mmap is a fifth slower, because of page faults."""
         memory = memoryview((ctypes.c_char * size).from_address(to)).cast("B")
         while memory:
             count = os.preadv(self._file.fileno(), [memory], offset)
@@ -264,7 +264,7 @@ def _rows_in(size: int, row_bytes: int) -> int:
 
 
 def follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> None:
-    """Wait for pieces of these sizes; show on stderr how much of all was loaded, how fast, and the time left."""
+    """Wait for pieces of these sizes in bytes; show on stderr how much was loaded, how fast, and the time left."""
     shown = sys.stderr.isatty() if progress is None else progress
     start, read, whole = time.perf_counter(), 0, sum(sizes)
     for i, (_, size) in enumerate(zip(done, sizes, strict=True), 1):

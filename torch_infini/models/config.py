@@ -68,12 +68,12 @@ class LlamaConfig:
     Attributes:
         qkv_bias: Whether q, k and v have biases.
         out_bias: Whether attention's output projection has one.
-        qk_norm: Whether the heads of q and k are normalised before they are rotated.
+        qk_norm: Whether the heads of q and k are normalized before they are rotated.
         windows: For each layer, the number of keys that a query attends to; 0: all.
         rope: The keyword arguments of torch_infini.nn.RotaryEmbedding.
         bos_token_id: None if there is none.
         eos_token_ids: The end-of-sequence tokens; may be empty.
-        dtype: Of the checkpoint; None if config.json has none.
+        dtype: The checkpoint's; None if config.json has none.
     """
 
     model_type: str
@@ -105,18 +105,18 @@ class LlamaConfig:
             config: Entries by name; those that do not concern inference are ignored.
 
         Returns:
-            The config, with every entry that is missing as its family has it.
+            The config; missing entries have their family's defaults.
 
         Raises:
-            ValueError: For another model_type, or entries that are no sizes, do not fit together or ask for what is not
-                served; all of them are named.
+            ValueError: For another model_type, or entries that are not sizes, do not fit together or are not supported;
+                all of them are named.
         """
         kind = config.get("model_type")
         if not isinstance(kind, str) or kind not in DEFAULTS:
             code = "; code of a model folder (auto_map) is never run" if "auto_map" in config else ""
             raise ValueError(f"{_NAME}: model_type must be one of {', '.join(DEFAULTS)}, got {kind!r}{code}")
         values = DEFAULTS[kind] | {name: value for name, value in config.items() if value is not None}
-        if "sliding_window" in config:  # where null means none
+        if "sliding_window" in config:  # null means none here, not the default
             values["sliding_window"] = config["sliding_window"]
         heads, size = values["num_attention_heads"], values["hidden_size"]
         wrong = [
@@ -176,7 +176,7 @@ class LlamaConfig:
 
         Raises:
             FileNotFoundError: If there is no config.json.
-            ValueError: If it is not readable, or as from_dict.
+            ValueError: If a file is not readable, or as from_dict.
         """
         path = Path(folder) / "config.json"
         if not path.is_file():
@@ -224,8 +224,8 @@ def _windows(kind: str, values: Mapping[str, Any]) -> tuple[int, ...]:
 def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return RotaryEmbedding's arguments; ValueError for invalid entries.
 
-    As in transformers, these families rotate whole heads whatever partial_rotary_factor is; where the scaling would
-    read it, transformers' own models fail.
+    As in transformers, these families rotate whole heads, whatever partial_rotary_factor is; if the scaling reads it,
+    transformers' own models fail.
     """
     try:
         settings = rotary_settings(values)
@@ -243,7 +243,7 @@ def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wrong_ends(values: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the entries for begin and end tokens."""
+    """Return the errors in the entries for begin and end tokens."""
     wrong = []
     for name in ("bos_token_id", "eos_token_id"):
         value = values.get(name)
@@ -254,5 +254,5 @@ def wrong_ends(values: Mapping[str, Any]) -> list[str]:
 
 
 def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Convert an id, several or none, as config files have them, to a tuple."""
+    """Convert a config's entry, an id, several or null, to a tuple."""
     return () if value is None else (value,) if isinstance(value, int) else tuple(value)

@@ -1,6 +1,6 @@
 """Llama: llama, mistral, qwen2 and qwen3 models from the layers of torch_infini.nn, read from a Hugging Face folder.
 
-A forward pass takes a Batch of tokens and a KVCache, and gives logits. Read it from Llama.forward on.
+A forward pass takes a Batch of tokens and a KVCache, and returns logits. Llama.forward is where to begin.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from . import cache, quantized
 from .checkpoint import Shard, Slot, check_sizes, digest_of, load_checkpoint, stored_layers
 from .config import LlamaConfig
 
-# What older checkpoints hold beside the parameters: frequencies that follow from the config.
+# Tensors of older checkpoints that are not parameters: frequencies and masks that follow from the config.
 _NOT_PARAMETERS = re.compile(r"\.rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$")
 
 
 class Llama(nn.Module):
-    """A decoder of LLaMA's kind, its weights not set: from_pretrained reads them.
+    """A LLaMA-type decoder, with uninitialized weights; from_pretrained reads them.
 
     Args:
         config: The sizes and settings.
         weights: Format of the linear layers, as in torch_infini.nn.Linear. With integers the head is int8: its error
-            goes into every logit, and it is a small part of most models. A tied head is dense where they are "packed".
-        dtype: Of activations, and of dense weights; None: the config's, or float32.
+            goes into every logit, and it is a small part of most models. With "packed" a tied head is dense.
+        dtype: Of activations and dense weights; None: the config's, or float32.
         device: Where the model is.
-        tp_group: The group that shards the model; None: the whole model is here. Heads, the MLP's columns and the
-            vocabulary are sharded; key heads are replicated where there are fewer of them than ranks.
+        tp_group: The group that shards the model; None: it is not sharded. Heads, the MLP's columns and the vocabulary
+            are sharded; key heads are replicated if there are fewer of them than ranks.
 
     Attributes:
         config, tp_group: As given.
@@ -61,8 +61,8 @@ class Llama(nn.Module):
         embed: Embedding.
         layers: DecoderLayers.
         norm: The last RMSNorm.
-        head: Linear, from the last norm to logits. Tied and dense it has the embedding's parameter.
-        kernels_only, is_recordable: True: a decode step calls ops of torch.ops.infini alone, and may be recorded.
+        head: Linear, from the last norm to logits. If tied and dense, it has the embedding's parameter.
+        kernels_only, is_recordable: True: a decode step calls only ops of torch.ops.infini, and may be recorded.
 
     Raises:
         ValueError: If the heads or the MLP's columns are not a multiple of the ranks.
@@ -118,7 +118,7 @@ class Llama(nn.Module):
         self.head = Linear(size, self.embed.weight.shape[0], False, head_format, dtype, device)
         if self.shares_embedding:
             self.head.weight = self.embed.weight
-        if one.rank > 0:  # partial sums have the bias once, in that of rank 0
+        if one.rank > 0:  # the all-reduce must add the bias once, so only rank 0 has it
             for layer in self.layers:
                 for bias in (layer.attention.out.bias, layer.mlp.down.bias):
                     if bias is not None:
@@ -138,16 +138,16 @@ class Llama(nn.Module):
         out: Tensor | None = None,
         whole: bool = False,
     ) -> Tensor:
-        """Compute new tokens of one or more sequences.
+        """Compute the logits of new tokens of one or more sequences.
 
         Args:
-            batch: The tokens, and where they are.
-            cache: Keys and values of the tokens before; those of the new ones are written.
-            last: Compute logits for the last new token of each of the batch's n wanted sequences only; for all others
-                the last layer then computes keys and values only.
+            batch: The tokens, their positions and their cache slots.
+            cache: Keys and values of earlier tokens; those of the new tokens are written.
+            last: Compute logits only for the last new token of each of the batch's n wanted sequences; for other tokens
+                the last layer then computes only keys and values.
             out: Contiguous memory for the logits; None: a new tensor.
-            whole: Compute the last layer for all tokens nevertheless, for callers that inspect the submodules. The
-                last bits of the logits may differ.
+            whole: With `last`, still compute the last layer for all tokens, for callers that inspect the submodules.
+                The last bits of the logits may differ.
 
         Returns:
             Logits [tokens, vocab_size], or [n, vocab_size] if `last`, in the model's dtype.
@@ -172,7 +172,7 @@ class Llama(nn.Module):
         return KVCache(*sizes, self.dtype if dtype is None else dtype, self.embed.weight.device)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes that the keys and values of a token take in a cache of that dtype."""
+        """Return the bytes of a token's keys and values in a cache of that dtype."""
         return token_bytes(self.config.num_hidden_layers, self.kv_heads, self.config.head_dim, dtype)
 
     @property
@@ -182,43 +182,43 @@ class Llama(nn.Module):
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes of weights that a step reads: all but the embedding, of which it reads one row per token."""
+        """Bytes of weights that a step reads: all except the embedding, of which it reads one row per token."""
         table = self.embed.weight
         return sum(p.nbytes for p in self.parameters() if p is not table or self.shares_embedding)
 
     def slots(self, stored: Mapping[str, StoredLayer] | None = None) -> dict[str, Slot]:
-        """Return where the tensors of a checkpoint go, by their Hugging Face names; in a group, this rank's shards.
+        """Return the slots of a checkpoint's tensors, by Hugging Face names; in a group, of this rank's shards.
 
         Args:
             stored: The layers that the checkpoint stores as integers; the model's layers have the same format.
         """
         stored = stored or {}
-        of_linear = partial(_of_linear, stored)
+        linear_slots = partial(_linear_slots, stored)
         c, table = self.config, self.embed
         vocabulary = _Shard(c.vocab_size, table.first, table.here)
         slots = {
-            "model.embed_tokens.weight": _of_rows(table.weight.data[: table.here], vocabulary),
-            "model.norm.weight": _whole(self.norm.weight),
+            "model.embed_tokens.weight": _rows_slot(table.weight.data[: table.here], vocabulary),
+            "model.norm.weight": _parameter_slot(self.norm.weight),
         }
         for i, layer in enumerate(self.layers):
             at = f"model.layers.{i}."
             attention = layer.attention
-            slots[at + "input_layernorm.weight"] = _whole(layer.attention_norm.weight)
-            slots[at + "post_attention_layernorm.weight"] = _whole(layer.mlp_norm.weight)
+            slots[at + "input_layernorm.weight"] = _parameter_slot(layer.attention_norm.weight)
+            slots[at + "post_attention_layernorm.weight"] = _parameter_slot(layer.mlp_norm.weight)
             if attention.q_norm is not None and attention.k_norm is not None:
-                slots[at + "self_attn.q_norm.weight"] = _whole(attention.q_norm.weight)
-                slots[at + "self_attn.k_norm.weight"] = _whole(attention.k_norm.weight)
+                slots[at + "self_attn.q_norm.weight"] = _parameter_slot(attention.q_norm.weight)
+                slots[at + "self_attn.k_norm.weight"] = _parameter_slot(attention.k_norm.weight)
         *of_layers, head = self._products()
         for product in of_layers:
-            slots |= of_linear(product.prefix, product.linear, product.parts, product.columns)
+            slots |= linear_slots(product.prefix, product.linear, product.parts, product.columns)
         if not c.tie_word_embeddings or "lm_head" in stored:
-            slots |= of_linear(head.prefix, head.linear, head.parts, head.columns)
+            slots |= linear_slots(head.prefix, head.linear, head.parts, head.columns)
         elif not self.shares_embedding:
-            slots["model.embed_tokens.weight"] = _both(slots["model.embed_tokens.weight"], self.head.load)
+            slots["model.embed_tokens.weight"] = _with_copy(slots["model.embed_tokens.weight"], self.head.load)
         return slots
 
     def _products(self) -> Iterator[_Projections]:
-        """Yield the linear layers with the projections that each holds; the head last."""
+        """Yield the linear layers with the projections of each; the head last."""
         c, tp_group, table = self.config, self.tp_group or TPGroup(0, 1, 0), self.embed
         heads, inner = c.num_attention_heads, c.intermediate_size
         first_kv, kv_count = tp_group.shard_or_replicate("num_key_value_heads", c.num_key_value_heads)
@@ -249,30 +249,30 @@ class Llama(nn.Module):
     ) -> Llama:
         """Read a Hugging Face model folder: config.json, generation_config.json, safetensors; or a GGUF file.
 
-        With integer weights every tensor is quantized as it is read: the model in full precision is never held. What
-        torch_infini.save_patched wrote as integers is taken as it is, and so are the integers of other libraries
-        (docs/checkpoints.md) that int8 and int4 hold without loss; others are dequantized. On the CPU the finished
-        model is kept in the folder INFINI_CACHE, where that is set, and mapped at the next start (docs/engine.md).
+        With integer weights every tensor is quantized as it is read: the model is never in memory in full precision.
+        Integers of torch_infini.save_patched are used as stored, and so are those of other libraries
+        (docs/checkpoints.md) that int8 and int4 represent without loss; others are dequantized. On the CPU the loaded
+        model is kept in the folder INFINI_CACHE, if that is set, and mapped at the next start (docs/engine.md).
 
         Args:
             folder: A folder or .gguf file on this machine, or "owner/model" of the hub.
-            weights: "dense", packed where that is faster (torch_infini.nn.Linear); "int8" or "int4". Of a folder with
-                integers "dense" stands for what is there, and no other format is made of it.
+            weights: "dense", packed if that is faster (torch_infini.nn.Linear); "int8" or "int4". For a folder with
+                integers "dense" means the stored format, and it is not converted to another.
             dtype: Of activations and dense weights; None: the checkpoint's.
             device: Where the model goes.
             activations: As torch_infini.load's.
-            progress: Whether a line with GB/s goes to stderr; None: if that is a terminal.
+            progress: Whether to show a line with GB/s on stderr; None: if stderr is a terminal.
             tp_group: The group that shards the model; all ranks call this, and each reads its shard of the files.
 
         Returns:
             The model, ready for inference.
 
         Raises:
-            FileNotFoundError: For a folder, config or file that is not there.
-            ValueError: For a config that is not served or that the group cannot shard, a checkpoint that does not fit
-                it (all tensors are named), or checkpoints that differ between ranks.
+            FileNotFoundError: For a folder, config or file that does not exist.
+            ValueError: For a config that is not supported or that the group cannot shard, a checkpoint that does not
+                fit it (all tensors are named), or checkpoints that differ between ranks.
         """
-        folder = found_folder(folder)
+        folder = model_folder(folder)
         if tp_group is not None:
             tp_group.must_agree("the checkpoint", digest_of(folder))
         settings = {
@@ -310,7 +310,7 @@ class Llama(nn.Module):
         if stored:
             formats = _formats(config, stored, weights)
             kinds = {format for name, format in formats.items() if name != "lm_head"}
-            # If all layers have one format, none but the head is made twice.
+            # If all layers have one format, only the head is made twice.
             weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] != "dense" else "dense"
         format = weights if stored and weights != "dense" else fastest(weights, dtype, device)
         model = cls(config, format, dtype, device, tp_group)
@@ -351,7 +351,7 @@ class Llama(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        """Give each linear layer the format that the checkpoint stores it in.
+        """Change each linear layer to the format in which the checkpoint stores it.
 
         Raises:
             ValueError: If sharding would cut int4's groups.
@@ -380,8 +380,8 @@ class Llama(nn.Module):
             self.head = Linear(old.in_features, old.out_features, False, formats["lm_head"], dtype, device)
 
 
-def found_folder(name: str | Path) -> Path:
-    """Return the folder or .gguf file of a model: a path, or where the hub's cache has a name."""
+def model_folder(name: str | Path) -> Path:
+    """Return the folder or .gguf file of a model: the path given, or that of the name in the hub's cache."""
     path = Path(name)
     if not path.exists() and isinstance(name, str) and checkpoints.is_hub_name(name):
         return checkpoints.find(name)
@@ -391,7 +391,7 @@ def found_folder(name: str | Path) -> Path:
 
 
 def _checked(checkpoint: checkpoints.Checkpoint) -> LlamaConfig:
-    """The config of a checkpoint of another library, whose tensors are compared with it."""
+    """Return the config of a checkpoint of another library, after checking its tensors against it."""
     config = quantized.config_of(checkpoint)
     checkpoints.check_layers("torch_infini.models.Llama", checkpoint.path, checkpoint.tensors, config.num_hidden_layers)
     quantized.check(checkpoint, config, shapes_of(config))
@@ -399,7 +399,7 @@ def _checked(checkpoint: checkpoints.Checkpoint) -> LlamaConfig:
 
 
 def checked_config(folder: str | Path) -> LlamaConfig:
-    """The config of a model folder whose files have the sizes that it names; errors as Llama.from_pretrained."""
+    """Return a model folder's config, after checking the files' sizes against it; errors as Llama.from_pretrained."""
     if checkpoints.is_foreign(Path(folder)):
         with checkpoints.open_checkpoint(folder) as checkpoint:
             return _checked(checkpoint)
@@ -408,9 +408,9 @@ def checked_config(folder: str | Path) -> LlamaConfig:
     integers = {f"{name}.weight_integers": kind for name, kind in stored.items()}
 
     def shapes() -> dict[str, tuple[int, ...]]:
-        _formats(config, stored, "dense")  # what is wrong with the names, it says better
+        _formats(config, stored, "dense")  # describes errors in the names more clearly
         wanted = shapes_of(config)
-        tied = {"lm_head.weight": (config.vocab_size, config.hidden_size)}  # has integers of its own
+        tied = {"lm_head.weight": (config.vocab_size, config.hidden_size)}  # a tied head may have integers of its own
         for name, kind in integers.items():
             dense = name.removesuffix("_integers")
             rows, columns = wanted.pop(dense, None) or tied[dense]
@@ -430,15 +430,15 @@ def checked_config(folder: str | Path) -> LlamaConfig:
 
 
 def _is_known(config: LlamaConfig, stored: Mapping[str, StoredLayer], name: str) -> bool:
-    """Whether a tensor that has no slot may be in a checkpoint all the same."""
+    """Return whether a tensor without a slot may be in a checkpoint."""
     tied = config.tie_word_embeddings and name == "lm_head.weight"
-    # Beside integers there is an empty weight, for readers that do not know them.
+    # Integers come with an empty weight, for readers that do not know them.
     empty = name.endswith(".weight") and name.removesuffix(".weight") in stored
     return tied or empty or _NOT_PARAMETERS.search(name) is not None
 
 
 def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """The tensors of a checkpoint and their shapes, by their Hugging Face names, without a model."""
+    """Return the shapes of a checkpoint's tensors by Hugging Face names, without a model."""
     c, size, inner = config, config.hidden_size, config.intermediate_size
     q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
     attention, mlp = "self_attn.", "mlp."
@@ -474,12 +474,12 @@ class _Shard(NamedTuple):
     number: int
 
     def times(self, size: int) -> _Shard:
-        """The shard in rows or columns, where each item has `size` of them."""
+        """Return the shard in rows or columns, if each item has `size` of them."""
         return _Shard(self.whole * size, self.first * size, self.number * size)
 
 
 class _Projections(NamedTuple):
-    """A linear layer and the projections that it holds, one below the other: these rows and columns of each."""
+    """A linear layer and the projections that it concatenates, with this rank's rows and columns of each."""
 
     prefix: str
     parent: nn.Module
@@ -500,8 +500,8 @@ class _Projections(NamedTuple):
         ]
 
 
-def _of_rows(data: Tensor, rows: _Shard) -> Slot:
-    """A parameter that holds these rows of a tensor."""
+def _rows_slot(data: Tensor, rows: _Shard) -> Slot:
+    """Return the slot of a parameter that holds these rows of a tensor."""
 
     def load(some: Tensor, first: int) -> None:
         data[first : first + some.shape[0]].copy_(some)
@@ -509,13 +509,13 @@ def _of_rows(data: Tensor, rows: _Shard) -> Slot:
     return Slot((rows.whole, *data.shape[1:]), data, load, lambda: data, Shard(rows.first, rows.number))
 
 
-def _whole(parameter: nn.Parameter) -> Slot:
+def _parameter_slot(parameter: nn.Parameter) -> Slot:
     size = parameter.shape[0]
-    return _of_rows(parameter.data, _Shard(size, 0, size))
+    return _rows_slot(parameter.data, _Shard(size, 0, size))
 
 
-def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
-    """A tensor that two places take."""
+def _with_copy(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
+    """Return a slot that also passes the tensor's rows to another `load`."""
 
     def load_both(rows: Tensor, first: int) -> None:
         slot.load(rows, first)
@@ -525,10 +525,10 @@ def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
 
 
 def _formats(config: LlamaConfig, stored: Mapping[str, StoredLayer], weights: str) -> dict[str, str]:
-    """The format of each layer of a model whose checkpoint has integers, or "dense", by its name.
+    """Return the format of each layer of a checkpoint with integers, or "dense", by the layer's name.
 
     Raises:
-        ValueError: If another format is asked for, or layers that are one here are stored in different ones.
+        ValueError: If another format is requested, or projections of one Linear are stored in different ones.
     """
     groups: list[tuple[str, ...]] = [("lm_head",)]
     for i in range(config.num_hidden_layers):
@@ -541,8 +541,8 @@ def _formats(config: LlamaConfig, stored: Mapping[str, StoredLayer], weights: st
         if len(kinds) > 1:
             shown = ", ".join(f"{name} {stored[name].format if name in stored else 'dense'}" for name in names)
             raise ValueError(
-                "torch_infini.models.Llama: projections of one input must be stored alike, for one product makes them, "
-                f"got {shown}: give patch_model's `skip` all of them"
+                "torch_infini.models.Llama: projections of one input must be stored alike, because one product "
+                f"computes them, got {shown}: give patch_model's `skip` all of them"
             )
         formats |= dict.fromkeys(names, kinds.pop().format)
     if unknown := sorted(stored.keys() - formats.keys()):
@@ -561,10 +561,10 @@ def _formats(config: LlamaConfig, stored: Mapping[str, StoredLayer], weights: st
     return formats
 
 
-def _of_integers(
+def _integer_slots(
     name: str, linear: Linear, first: int, shard: _Shard, columns: _Shard, stored: StoredLayer
 ) -> dict[str, Slot]:
-    """The tensors of a quantized projection, which are the Linear's rows from `first` on."""
+    """Return the slots of a quantized projection, which is in the Linear's rows from `first` on."""
     if linear.format != stored.format:
         raise ValueError(
             f"torch_infini.models.Llama: the format of {name} must be the checkpoint's, {stored.format}, got "
@@ -574,7 +574,7 @@ def _of_integers(
     kinds = format.kinds(shard.whole, columns.whole, stored.group, linear.dtype)
 
     def slot(data: Tensor, kind: TensorSpec) -> Slot:
-        """Of one tensor. Rows that the file has beside this rank's, in the same panel, are read and left."""
+        """Return one tensor's slot. Rows of other ranks in the same panel of the file are read and discarded."""
         begin = shard.first // kind.rows
         rows = -(-(shard.first + shard.number) // kind.rows) - begin
 
@@ -603,7 +603,7 @@ def _of_integers(
 
 
 def _rows_of_integers(format: Format, kind: TensorSpec, data: Tensor, first: int, rows: int) -> Tensor:
-    """Rows of a tensor of a quantized Linear, as a checkpoint has them."""
+    """Return rows of a tensor of a quantized Linear, in the layout of checkpoints."""
     there = data.new_zeros(-(-rows // kind.rows), *data.shape[1:])
     format.put(data, first, there, 0, rows)
     return there
@@ -614,21 +614,21 @@ def _load_rows(linear: Linear | MergedLinear, first: int, some: Tensor, row: int
     linear.load(some, first + row)
 
 
-def _of_linear(
+def _linear_slots(
     stored: Mapping[str, StoredLayer],
     prefix: str,
     linear: Linear | MergedLinear,
     parts: dict[str, _Shard],
     columns: _Shard,
 ) -> dict[str, Slot]:
-    """The slots of the projections that a Linear holds, one below the other: these rows and columns of each."""
+    """Return the slots of the projections that a Linear concatenates, for these rows and columns of each."""
     slots: dict[str, Slot] = {}
     first = 0
     for name, shard in parts.items():
         rows = slice(first, first + shard.number)
         if f"{prefix}{name}" in stored:
             assert isinstance(linear, Linear)
-            slots |= _of_integers(f"{prefix}{name}", linear, first, shard, columns, stored[f"{prefix}{name}"])
+            slots |= _integer_slots(f"{prefix}{name}", linear, first, shard, columns, stored[f"{prefix}{name}"])
         else:
             slots[f"{prefix}{name}.weight"] = Slot(
                 (shard.whole, columns.whole),
@@ -638,8 +638,8 @@ def _of_linear(
                 Shard(shard.first, shard.number, columns.first, columns.number),
             )
         if linear.bias is not None:
-            # Where the columns are sharded, the sum has the bias once: rank 0's.
+            # If the columns are sharded, the all-reduce must add the bias once: only rank 0 has it.
             mine = shard if columns.first == 0 else shard._replace(number=0)
-            slots[f"{prefix}{name}.bias"] = _of_rows(linear.bias.data[first : first + mine.number], mine)
+            slots[f"{prefix}{name}.bias"] = _rows_slot(linear.bias.data[first : first + mine.number], mine)
         first += shard.number
     return slots

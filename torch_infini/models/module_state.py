@@ -1,6 +1,6 @@
-"""The parameters and buffers of a finished model as spans of memory and a description in JSON, and the way back.
+"""describe: a model's parameters and buffers as spans of memory and a description in JSON; restore: the inverse.
 
-Formats of linear layers are not told apart: a Linear is its plain attributes and its tensors, whatever they are.
+Formats of linear layers need no code here: a Linear is described by its plain attributes and its tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 
 
 class Span(NamedTuple):
-    """Memory that tensors share: where it is, and where in the stored data it goes."""
+    """Memory that tensors share: its address and size in bytes, and its offset in the stored data."""
 
     address: int
     size: int
@@ -29,10 +29,10 @@ class Span(NamedTuple):
 
 
 def describe(model: nn.Module) -> tuple[dict[str, Any], list[Span]]:
-    """Return what restore needs of a model on the CPU whose `config` is a LlamaConfig.
+    """Describe a model on the CPU, whose `config` is a LlamaConfig, for restore.
 
     Returns:
-        (description, spans): values that JSON keeps, and the memory of all tensors. The model keeps it alive.
+        (description, spans): values for JSON, and the memory of all tensors, which the model keeps alive.
 
     Raises:
         TypeError: For an attribute of a linear layer, or a field of the config, that is not plain.
@@ -58,11 +58,11 @@ def config_of(description: Mapping[str, Any]) -> tuple[LlamaConfig, torch.dtype]
 
 
 def restore(model: nn.Module, description: Mapping[str, Any], memory: mmap.mmap, first: int) -> None:
-    """Give a model the described layers, in memory that is not copied.
+    """Replace a model's tensors and linear layers by the described ones, without copying their memory.
 
     Args:
-        model: Made of the same config; its tensors and linear layers are replaced.
-        description: Of describe.
+        model: A model of the same config.
+        description: As describe returned it.
         memory: Holds the spans from the byte `first` on.
         first: A multiple of ALIGNMENT.
     """
@@ -122,7 +122,7 @@ def _linear(described: Mapping[str, Any], tensors: list[Tensor]) -> Linear | Mer
 
 
 def _spans(tensors: list[Tensor]) -> dict[int, Span]:
-    """The memory of the tensors by the address of their storages: of each the part that tensors are in."""
+    """Return the memory of the tensors by address of their storages; of each storage, the part that tensors use."""
     used: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         if tensor.numel():
@@ -135,7 +135,7 @@ def _spans(tensors: list[Tensor]) -> dict[int, Span]:
     spans: dict[int, Span] = {}
     total = 0
     for at, (first, end) in used.items():
-        first -= first % ALIGNMENT  # so that elements of every size begin at a multiple of it
+        first -= first % ALIGNMENT  # so that elements of every size stay aligned
         spans[at] = Span(at + first, end - first, total)
         total += -(-(end - first) // ALIGNMENT) * ALIGNMENT
     return spans
@@ -166,7 +166,7 @@ def _tensor(record: Mapping[str, Any], storages: list[torch.UntypedStorage]) -> 
 
 
 def _plain(value: object) -> Any:
-    """A value as JSON keeps it, to be read by _value."""
+    """Convert a value for JSON; _value is the inverse."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.dtype):

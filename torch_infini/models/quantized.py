@@ -1,7 +1,7 @@
 """Fill a Llama from a checkpoint of another library: quantized folders, and GGUF files.
 
-Each projection is read, brought into the layout of linear_int4 or linear_int8 and copied to its place, one after the
-other; the pages of its file are dropped before the next.
+One projection at a time is read, converted to the layout of linear_int4 or linear_int8 and copied to its place; the
+pages of its file are dropped before the next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def config_of(checkpoint: Checkpoint) -> LlamaConfig:
     """Return the config of a checkpoint."""
     if checkpoint.path.is_dir():
         return LlamaConfig.from_pretrained(checkpoint.path)
-    # A file does not name one: that of its matrices that are in no blocks.
+    # A GGUF file does not name a dtype: use that of its unquantized matrices.
     dtypes = [info.dtype for info in checkpoint.tensors.values() if len(info.shape) == 2]
     dtype = next((dtype for dtype in dtypes if dtype.is_floating_point), torch.bfloat16)
     try:
@@ -40,7 +40,7 @@ def check(checkpoint: Checkpoint, config: LlamaConfig, shapes: Mapping[str, tupl
     """Compare the tensors with those of the config, and check the values of scales; errors as Checkpoint.check_model.
 
     Args:
-        shapes: Of the tensors of a dense model of the config, by name.
+        shapes: The shapes of the tensors of a dense model of this config, by name.
     """
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     wanted = {name: Wanted(tuple(shape)) for name, shape in shapes.items()}
@@ -48,7 +48,7 @@ def check(checkpoint: Checkpoint, config: LlamaConfig, shapes: Mapping[str, tupl
 
 
 class Model(Protocol):
-    """What is used of a Llama here."""
+    """The interface of Llama that this module uses."""
 
     dtype: torch.dtype
 
@@ -72,13 +72,13 @@ class Product(NamedTuple):
 
 
 def load(model: Model, checkpoint: Checkpoint, products: Sequence[Product], dense: str, progress: bool | None) -> None:
-    """Give a model the weights of a checkpoint that `check` has accepted.
+    """Load the weights of a checkpoint that `check` has accepted into a model.
 
     Args:
-        model: Made on its device; its linear layers are replaced.
+        model: On its device; its linear layers are replaced.
         checkpoint: Open.
         products: The model's linear layers.
-        dense: Format of layers whose values no integers hold, and of those that are not quantized.
+        dense: Format of layers that are not quantized, or whose values do not fit our integers.
         progress: As Llama.from_pretrained.
 
     Raises:
@@ -92,7 +92,7 @@ def load(model: Model, checkpoint: Checkpoint, products: Sequence[Product], dens
 
 
 def _bytes(checkpoint: Checkpoint, name: str) -> int:
-    """Bytes of a quantized layer or of a tensor."""
+    """Return the size of a quantized layer or of a tensor in bytes."""
     layer = checkpoint.layers.get(name)
     names = [name] if layer is None else layer.names.values()
     infos = [checkpoint.tensors[one] for one in names if one in checkpoint.tensors]
@@ -100,7 +100,7 @@ def _bytes(checkpoint: Checkpoint, name: str) -> int:
 
 
 def _put(product: Product, dense: str, weights: list[LinearWeight | None]) -> None:
-    """Replace a layer by one with these weights; those of projections that are not quantized are loaded later."""
+    """Replace a layer by one with these weights; unquantized projections are loaded later."""
     old = product.linear
     if old.format != dense or any(weight is not None for weight in weights):
         setattr(product.parent, product.attribute, _linear(old, product.projections, weights, dense))
@@ -108,7 +108,7 @@ def _put(product: Product, dense: str, weights: list[LinearWeight | None]) -> No
 
 
 class _FusedProjections(NamedTuple):
-    """Projections of a Linear that are alike: one product computes them."""
+    """Projections whose weights have the same form, so that one Linear computes them."""
 
     projections: list[Projection]
     weights: list[LinearWeight | None]  # None: not quantized
@@ -117,11 +117,11 @@ class _FusedProjections(NamedTuple):
 def _linear(
     old: Linear | MergedLinear, projections: Sequence[Projection], weights: Sequence[LinearWeight | None], dense: str
 ) -> Linear | MergedLinear:
-    """Make the layer of these projections, with all weights that are quantized; those that are not are loaded later."""
+    """Make the layer of these projections with all quantized weights; unquantized ones are loaded later."""
     device, dtype = next(old.parameters()).device, old.dtype
     parts: list[_FusedProjections] = []
     for one, weight in zip(projections, weights, strict=True):
-        if parts and _alike(parts[-1].weights[-1], weight):
+        if parts and _can_fuse(parts[-1].weights[-1], weight):
             parts[-1].projections.append(one)
             parts[-1].weights.append(weight)
         else:
@@ -143,8 +143,8 @@ def _linear(
     return merged
 
 
-def _alike(one: LinearWeight | None, other: LinearWeight | None) -> bool:
-    """Whether one product can compute two projections."""
+def _can_fuse(one: LinearWeight | None, other: LinearWeight | None) -> bool:
+    """Return whether one Linear can compute two projections."""
     a = "dense" if one is None else one.kind
     if a != ("dense" if other is None else other.kind):
         return False
@@ -159,7 +159,7 @@ def _alike(one: LinearWeight | None, other: LinearWeight | None) -> bool:
 
 
 def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: torch.device) -> Linear:
-    """Make the layer of projections that are alike, without bias, their weights one below the other."""
+    """Make a Linear, without bias, of the projections' weights concatenated by rows."""
     n = [one.rows.stop - one.rows.start for one in part.projections]
     k = part.projections[0].columns.stop - part.projections[0].columns.start
     whole = [weight for weight in part.weights if weight is not None]
@@ -170,7 +170,7 @@ def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: to
                 linear.load(weight.weight, sum(n[:i]))
         return linear
 
-    def below(tensors: list[Tensor | None]) -> Tensor | None:
+    def concatenate(tensors: list[Tensor | None]) -> Tensor | None:
         found = [tensor for tensor in tensors if tensor is not None]
         if not found:
             return None
@@ -179,8 +179,8 @@ def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: to
             memory[sum(n[:i]) : sum(n[: i + 1])] = tensor
         return memory
 
-    packed, scales = below([w.weight for w in whole]), below([w.scales for w in whole])
+    packed, scales = concatenate([w.weight for w in whole]), concatenate([w.scales for w in whole])
     assert packed is not None and scales is not None
     columns = whole[0].columns
-    zeros, columns = below([w.zeros for w in whole]), None if columns is None else columns.to(device)
+    zeros, columns = concatenate([w.zeros for w in whole]), None if columns is None else columns.to(device)
     return Linear.from_integers(whole[0].kind, packed, scales, zeros, columns, False, dtype)
