@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torch_infini.runtime import Recording, record
-from torch_infini.runtime._noting import Checker
+from torch_infini.runtime._noting import CaptureGuard
 from torch_infini.testing import as_tuple, cuda_device
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 
@@ -216,7 +216,7 @@ class Substitute:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Substitute]:
     substitute = Substitute()
     substitute.install(monkeypatch)
-    monkeypatch.setattr("torch_infini.runtime.recording.Checker", lambda device: Checker(torch.device("meta")))
+    monkeypatch.setattr("torch_infini.runtime.recording.CaptureGuard", lambda _: CaptureGuard(torch.device("meta")))
     yield substitute
     usable(substitute)
 
@@ -267,8 +267,8 @@ def test_a_capture_that_cannot_begin(cuda: Substitute) -> None:
 def test_what_would_not_be_replayed(cuda: Substitute) -> None:
     """Ops on the host, copies to it, and sizes that depend on values."""
     x, host, number = torch.ones(4, device="meta"), torch.ones(4), torch.tensor(3.0)
-    place = f"{SAID}every tensor must be on meta, as record() was told, but for numbers (tensors without dimensions), "
-    place += "which stay as they are now, got one of shape [4] on cpu"
+    place = f"{SAID}every tensor must be on meta, the device of record(), except numbers (tensors without dimensions), "
+    place += "which keep their present values, got one of shape [4] on cpu"
     early = f"{SAID}ops are noted and not run, so tensors hold no values yet: nothing may depend on them, got "
     for call, sentence in (
         (lambda: host + 1, place),

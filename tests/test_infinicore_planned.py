@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_noting, "_known", {})
+    monkeypatch.setattr(_noting, "_memo", {})
 
 
 def ours(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
@@ -95,14 +95,14 @@ def test_errors_are_those_of_torch() -> None:
                 infinicore.logsumexp(x, 5)
     finally:
         infinicore.stop_graph_recording()
-    assert not _noting._known
+    assert not _noting._memo
 
 
 def test_what_is_known_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_noting, "KNOWN", 8)
+    monkeypatch.setattr(_noting, "MEMO_SIZE", 8)
     for size in range(1, 20):
         recorded(lambda: infinicore.abs(ours(size)))  # noqa: B023
-    assert len(_noting._known) == 8
+    assert len(_noting._memo) == 8
 
 
 def test_a_graph_of_our_ops_imports_no_compiler() -> None:

@@ -159,7 +159,7 @@ def test_what_cannot_be_noted_is_refused() -> None:
         (lambda: x.sum().item(), "nothing may depend on them"),
         (lambda: x.tolist(), "nothing may depend on them"),
         (lambda: torch.nonzero(x), "nothing may depend on them"),
-        (lambda: x.set_(torch.ones(4)), "must stay where and as it is"),
+        (lambda: x.set_(torch.ones(4)), "must keep its memory and shape"),
     ):
         with ic.graph() as g:
             ic.add(ours, ours, out=ours)

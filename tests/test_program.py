@@ -476,7 +476,7 @@ def test_other_results_and_devices_are_refused() -> None:
 def test_gradients_are_refused() -> None:
     w = torch.nn.Parameter(torch.ones(4))
     no_gradient = (
-        "torch_infini.runtime.program: results must not require a gradient, for a program has no backward (call "
+        "torch_infini.runtime.program: results must not require a gradient, because a program has no backward (call "
         "program() under torch.no_grad()), got one that does"
     )
     with torch.enable_grad():

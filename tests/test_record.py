@@ -214,9 +214,9 @@ def test_only_functions_that_call_the_very_op() -> None:
         "raises": lambda a: None,
     }
     assert [name for name, function in probed.items() if _bound._FirstOp.calls(function, call)] == ["sub"]
-    assert _bound.bound(call).func is torch._C._VariableFunctions.sub  # type: ignore[attr-defined]
+    assert _bound.bind_call(call).func is torch._C._VariableFunctions.sub  # type: ignore[attr-defined]
     scalar = WritingCall(aten.sub.Scalar_out, (x, 2), {"out": out})  # of which torch.sub makes a tensor
-    _bound.bound(scalar)()
+    _bound.bind_call(scalar)()
     assert same_bits(out, x - 2)
 
 
@@ -546,16 +546,16 @@ def test_reading_values(name: str, mode: type[AbstractContextManager[None]], mad
 
 SPARSE = torch.eye(4).to_sparse()
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "t_": (lambda x: x.t_(), "must stay where and as it is"),
-    "resize_": (lambda x: x.resize_(2), "must stay where and as it is"),
-    "set_": (lambda x: x.set_(torch.ones(3).untyped_storage()), "must stay where and as it is"),
+    "t_": (lambda x: x.t_(), "must keep its memory and shape"),
+    "resize_": (lambda x: x.resize_(2), "must keep its memory and shape"),
+    "set_": (lambda x: x.set_(torch.ones(3).untyped_storage()), "must keep its memory and shape"),
     "out of another shape": (lambda x: torch.add(x, x, out=torch.empty(0)), "must have the shape of the result"),
     "sparse": (lambda x: SPARSE * x, "must be strided and on the CPU"),
     "meta": (lambda x: x.to("meta"), "strided and on the CPU"),
     "shapes": (lambda x: x + torch.ones(3), "aten.add.Tensor"),
-    "a program": (lambda x: runtime.program(lambda: ops.silu(x)), "what runs by itself"),
-    "record": (lambda x: record(lambda: x.exp()), "what runs by itself"),
-    "graph": (lambda x: runtime.graph(torch.exp, x), "what runs by itself"),
+    "a program": (lambda x: runtime.program(lambda: ops.silu(x)), "must not be made or run while a graph is recorded"),
+    "record": (lambda x: record(lambda: x.exp()), "must not be made or run while a graph is recorded"),
+    "graph": (lambda x: runtime.graph(torch.exp, x), "must not be made or run while a graph is recorded"),
 }
 
 

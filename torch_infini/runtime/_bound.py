@@ -1,4 +1,4 @@
-"""Calls of torch's ops as Python callables without arguments, by the cheapest way that calls the very same op."""
+"""Calls of torch's ops as Python callables without arguments, by the cheapest function that calls the same op."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._plan import WritingCall, remembered
+from ._plan import WritingCall, memoized
 
-# Where torch has functions of its own beside the ops: a call costs half as much (mul into a tensor, 0.8 us for 2.2).
+# Torch's own functions besides the ops: a call costs less than half (mul into a tensor: 0.8 us instead of 2.2).
 _FUNCTIONS = (torch._C._VariableFunctions, torch._C._nn, torch.Tensor)
 
 
-KNOWN = 1024  # calls whose function is remembered
-_known: dict[Any, Callable[..., Any]] = {}
+MEMO_SIZE = 1024  # calls whose function is kept
+_memo: dict[Any, Callable[..., Any]] = {}
 
 
-def bound(call: WritingCall) -> Callable[[], Any]:
-    """Return a function that makes the call, whose arguments are tensors that exist."""
-    return partial(remembered(_known, KNOWN, call.key(), partial(_function_of, call)), *call.args, **call.kwargs)
+def bind_call(call: WritingCall) -> Callable[[], Any]:
+    """Return a function that makes the call; its arguments must be real tensors."""
+    return partial(memoized(_memo, MEMO_SIZE, call.key(), partial(_function_of, call)), *call.args, **call.kwargs)
 
 
 def _function_of(call: WritingCall) -> Callable[..., Any]:
@@ -37,14 +37,14 @@ def _function_of(call: WritingCall) -> Callable[..., Any]:
 
 
 def copy_results(function: Callable[[], Any], outs: Sequence[Tensor | None]) -> None:
-    """Call a function, and copy its results to tensors; None: of a result that is not wanted."""
+    """Call a function, and copy its results to tensors; None skips a result."""
     for out, result in zip(outs, pytree.tree_leaves(function()), strict=True):
         if out is not None:
             out.copy_(result)
 
 
 def run_all(functions: Sequence[Callable[[], object]]) -> None:
-    """Call functions, one after another."""
+    """Call functions in order."""
     for function in functions:
         function()
 
@@ -54,7 +54,7 @@ class _FirstOpSeen(Exception):
 
 
 class _FirstOp(TorchDispatchMode):
-    """Stops at the first op that is called, and keeps it."""
+    """Stores the first op that is called, and raises instead of running it."""
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
@@ -62,7 +62,7 @@ class _FirstOp(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as programs._Notes
+        return False  # as programs._ProgramRecorder
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -72,7 +72,7 @@ class _FirstOp(TorchDispatchMode):
 
     @classmethod
     def calls(cls, function: Callable[..., Any], call: WritingCall) -> bool:
-        """Whether the function, given the call's arguments, begins with that call; nothing is run."""
+        """Return whether the function, given the call's arguments, first makes that call; nothing is run."""
         probe = cls()
         try:
             with probe:
@@ -84,7 +84,7 @@ class _FirstOp(TorchDispatchMode):
 
 
 def _arguments(call: WritingCall) -> list[Any]:
-    """Return the leaves of all arguments in the schema's order, defaults included."""
+    """Return the leaves of all arguments in the schema's order, including defaults."""
     given = dict(zip((argument.name for argument in call.func._schema.arguments), call.args, strict=False))
     given.update(call.kwargs)
     return [

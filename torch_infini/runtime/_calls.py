@@ -1,7 +1,7 @@
-"""Python functions that streams of the CPU run: what C calls, and what is kept until it will not be called again.
+"""Python functions that streams of the CPU run: the callbacks for C, and the table of functions not yet run.
 
-The two callbacks live as long as the process; C is given a number for each function. The worker thread of a queued
-stream takes the GIL in a callback, and a thread that waits for it has released the GIL (ctypes does): no deadlock.
+The two callbacks live as long as the process; C gets a number for each function. The worker thread of a queued stream
+takes the GIL in a callback, and a thread that waits for that worker has released the GIL (by ctypes): no deadlock.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Modes:
         stack.enter_context(torch.autocast("cpu", dtype=self.autocast_dtype, enabled=self.autocast))
 
 
-def sentence(error: BaseException) -> bytes:
-    """Format an exception for the C interface, short enough to be kept whole."""
+def error_message(error: BaseException) -> bytes:
+    """Format an exception for the C interface, short enough not to be truncated there."""
     try:
         return f"{type(error).__name__}: {error}"[:500].encode(errors="replace")
-    except Exception:  # of its own __str__
+    except Exception:  # raised by its __str__
         return type(error).__name__.encode()
 
 
 class StreamCall:
-    """A function for a stream to run, with the modes of the thread that made this and a list for its exception."""
+    """A function for a stream to run, with the modes of the thread that made it and a list for its exception."""
 
     def __init__(self, function: Callable[[], Any], errors: list[BaseException]) -> None:
         self.function = function
@@ -60,16 +60,16 @@ class StreamCall:
         self.modes = Modes()
 
     def run(self) -> int:
-        outer = on_stream()  # a function that runs at once in another, on an immediate stream
+        outer = on_stream()  # on an immediate stream, a launched function may launch another, which runs at once
         _thread.runs = True
         try:
             with ExitStack() as stack:
                 self.modes.enter(stack)
                 self.function()
-        except BaseException as error:  # SystemExit too: it is the waiting thread's, not the worker's
+        except BaseException as error:  # SystemExit too: it is for the waiting thread, not for the worker
             self.error = error
             self.errors.append(error)
-            RUNTIME.infinirtSetLastErrorMessage(sentence(error))
+            RUNTIME.infinirtSetLastErrorMessage(error_message(error))
             return _native.INTERNAL_ERROR
         finally:
             _thread.runs = outer
@@ -89,7 +89,7 @@ _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 
 
 def queue(stream: int, call: StreamCall) -> None:
-    """Queue the call on the stream, or let the stream's capture have it."""
+    """Queue the call on the stream, or add it to the stream's capture."""
     number = next(_numbers)
     _calls[number] = call
     try:

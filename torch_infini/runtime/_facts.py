@@ -1,4 +1,4 @@
-"""What a recording has to know of an op, found once in its schema."""
+"""OpFacts: properties of an op that recordings need, derived once from its schema."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ..ops import REGISTRY
 
 _aten = torch.ops.aten
 _ALLOCATIONS = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided)
-_OF_FACTORIES = {"dtype", "layout", "device", "pin_memory"}  # which an out form takes from its tensor
-STAYS = (_aten.detach_.default,)  # of torch.tensor() in inference mode
+_OF_FACTORIES = {"dtype", "layout", "device", "pin_memory"}  # an out form takes them from its out tensor
+STAYS = (_aten.detach_.default,)  # changes no memory or shape; torch.tensor() calls it in inference mode
 _OTHER_MEMORY = {"aten::set_", "aten::resize_", "aten::resize_as_"}
 
 
 class OpFacts:
-    """What torch knows of an op, found once: each question to a schema makes new objects.
+    """Properties of an op, derived once, because every access to a schema creates new objects.
 
     Attributes:
         name: As in reports: "aten.add.Tensor".
-        aliases: Of each result, the letter in the schema of the argument that it is; None: it is new.
-        written: The places and names of the arguments that the op writes, by their letters.
+        aliases: For each result, the alias letter in the schema of the argument that it is; None: it is new.
+        written: Index and name of each argument that the op writes, by alias letter.
         is_view: Whether it returns its argument's memory, and writes nothing.
-        allocates: Whether the result is fresh memory, and nothing is computed.
-        moves: Whether it gives a tensor another place or shape.
-        kernel: The name in our registry; None: it is not ours.
+        allocates: Whether the result is new memory, and nothing is computed.
+        moves: Whether it gives a tensor other memory or another shape.
+        kernel: The name in our registry; None: it is not our op.
     """
 
     def __init__(self, func: torch._ops.OpOverload) -> None:
@@ -64,7 +64,7 @@ class OpFacts:
 
 
 class OutForm(NamedTuple):
-    """An overload that writes its results into tensors, with the names of all arguments and of these tensors."""
+    """An overload that writes its results into out tensors, with the names of all arguments and of these tensors."""
 
     func: torch._ops.OpOverload
     arguments: set[str]
@@ -75,14 +75,14 @@ facts_of = cache(OpFacts)
 
 
 def _letter(value: Any) -> str | None:
-    """Return the letter of what an argument or a result shares in a schema; a list of views has none."""
+    """Return the alias letter of an argument or a result in a schema; a list of views has none."""
     return None if value.alias_info is None else next(iter(value.alias_info.before_set), None)
 
 
 def out_form(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """Return the overload that writes an op's results into tensors that it is given; None: there is none."""
+    """Return the overload that writes an op's results into out tensors; None if there is none."""
     given = {argument.name: str(argument.type) for argument in func._schema.arguments}
-    if "reduction" in given:  # out forms of losses write what they reduce to the same tensor first, and resize it
+    if "reduction" in given:  # out forms of losses resize the out tensor for the values that they reduce
         return None
     order = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]
     for overload in func.overloadpacket.overloads():

@@ -1,6 +1,6 @@
-"""A graph of libinfinicore_cpp_api through ctypes, as record() fills it: ops are noted in order, and bound at the end.
+"""OpGraph: a graph of libinfinicore_cpp_api through ctypes. record() notes ops in order and binds them at the end.
 
-It is the graph of infinicore's own recording: ops that infinicore notes on the same thread stand between torch's.
+infinicore's own recording uses the same graph: its ops on the same thread are in order with torch's.
 """
 
 from __future__ import annotations
@@ -43,20 +43,23 @@ def _library() -> Any:
 
 
 def is_recording() -> bool:
-    """Whether this thread records a graph: by record(), or by infinicore.start_graph_recording()."""
+    """Return whether this thread records a graph, by record() or by infinicore.start_graph_recording()."""
     return bool(_library().infinicoreGraphIsRecording())
 
 
 def op_failed() -> None:
-    """Say that a call of this thread has failed: a recording that ends at errors is dropped, with a warning."""
+    """Report that a call of this thread has failed: a recording that ends at errors is dropped, with a warning."""
     _library().infinicoreGraphOpFailed()
 
 
 class OpGraph:
     """A recording of the calling thread from its construction to end(), then a graph.
 
-    Raises RuntimeError where the library refuses: of a thread that records already, for one.
-    ends_at_errors: Whether op_failed() drops the recording.
+    Args:
+        ends_at_errors: Whether op_failed() drops the recording.
+
+    Raises:
+        RuntimeError: If the library reports an error, for example because the thread already records.
     """
 
     def __init__(self, ends_at_errors: bool = False) -> None:
@@ -72,7 +75,7 @@ class OpGraph:
         self._run = _library().infinicoreGraphRun
 
     def is_active(self) -> bool:
-        """Whether the calling thread is recording it: neither dropped, nor ended by a start or stop of InfiniCore's."""
+        """Return whether the calling thread records it: it was not dropped, and InfiniCore has not ended it."""
         return self.drop.alive and bool(_library().infinicoreGraphIsActive(self._handle))
 
     def shared(self) -> int:
@@ -80,22 +83,22 @@ class OpGraph:
         return int(_library().infinicoreGraphShared(self._handle))
 
     def note(self, name: str) -> int:
-        """Add an op, which does nothing before it is bound; return its place among all ops, infinicore's too."""
-        place = int(_library().infinicoreGraphNote(self._handle, name.encode()))
-        _check(place < 0)
-        return place
+        """Add an op, which does nothing until it is bound; return its index among all ops, including infinicore's."""
+        index = int(_library().infinicoreGraphNote(self._handle, name.encode()))
+        _check(index < 0)
+        return index
 
     def end(self) -> None:
         """End the recording."""
         _check(_library().infinicoreGraphEnd(self._handle))
 
     def bind(self, index: int, function: int, data: int | None, kept: object) -> None:
-        """Let the op noted as number `index` call a C function, given data; keep `kept` as long as the graph."""
+        """Make the op with this index call a C function with `data`; keep `kept` alive as long as the graph."""
         self._kept.append(kept)
         _check(_library().infinicoreGraphBind(self._handle, index, function, data))
 
     def bind_python(self, index: int, function: Callable[[], object]) -> None:
-        """Let the op noted as number `index` call a Python function; what it raises comes out of run()."""
+        """Make the op with this index call a Python function; run() raises its exceptions."""
         thread = self._thread
 
         def guarded(_: int | None) -> int:
@@ -107,17 +110,17 @@ class OpGraph:
             return 0
 
         pointer = _Function(guarded)
-        # Not by ctypes.cast(), which lets the pointer refer to itself: what it keeps would wait for Python's collector.
+        # ctypes.cast() would make a reference cycle, and what it keeps alive would wait for the garbage collector.
         self.bind(index, ctypes.c_void_p.from_buffer(pointer).value or 0, None, pointer)
 
     def run(self) -> None:
-        """Run all ops in order; the first failure ends it."""
+        """Run all ops in order, up to the first that fails."""
         if self._run(self._handle):
             error = self._thread.__dict__.pop("error", None)
             raise RuntimeError(_last_error()) if error is None else error
 
     def run_by(self, run: Callable[[], None]) -> None:
-        """The same by a function that runs the C++ graph, and raises itself what other ops raise."""
+        """Run all ops by a function that runs the C++ graph and itself raises the errors of other ops."""
         try:
             run()
         except RuntimeError as failure:
@@ -125,7 +128,7 @@ class OpGraph:
             raise error from None
 
     def report(self) -> str:
-        """What Graph::report() says."""
+        """Return the text of Graph::report()."""
         return str(_library().infinicoreGraphReport(self._handle).decode(errors="replace"))
 
 

@@ -1,6 +1,6 @@
-"""Calls of CPU kernels behind one C function: csrc/torch/program.h records them and replays them without Python.
+"""KernelCalls: calls of CPU kernels that csrc/torch/program.h records, and replays by one C function without Python.
 
-check_call applies an op's rules alone, where its kernel is to run later.
+check_call only checks an op's arguments, for calls whose kernel runs later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from .._core.library import PATH, RUNTIME
 from ._plan import WritingCall
 
-_LIBRARY = ctypes.CDLL(str(PATH))  # whose functions release the GIL
+_LIBRARY = ctypes.CDLL(str(PATH))  # its functions release the GIL
 _begin, _end = _LIBRARY.infiniTorchProgramBegin, _LIBRARY.infiniTorchProgramEnd
 _replay, _destroy = _LIBRARY.infiniTorchProgramReplay, _LIBRARY.infiniTorchProgramDestroy
 _checks_only = _LIBRARY.infiniTorchChecksOnly
@@ -28,11 +28,11 @@ class KernelCalls:
     """Calls of ops of torch.ops.infini on CPU tensors, all of which write into their arguments.
 
     Attributes:
-        handle: What REPLAY takes.
+        handle: The argument of REPLAY.
     """
 
     def __init__(self, what: str, calls: Sequence[WritingCall]) -> None:
-        """Record the calls without running them; `what`: for the message of RuntimeError, of an op without kernel."""
+        """Record the calls without running them; RuntimeError, beginning with `what`, for an op without kernel."""
         self.handle: int = _begin()
         assert self.handle, "this thread records already"
         weakref.finalize(self, _destroy, self.handle).atexit = False
@@ -46,13 +46,13 @@ class KernelCalls:
             raise RuntimeError(f"{what}: every op must have a kernel in C++, got {len(calls) - recorded} without one")
 
     def replay(self) -> None:
-        """Run the calls; RuntimeError with the message of the first that fails, which ends it."""
+        """Run the calls up to the first that fails; RuntimeError with its message."""
         if _replay(self.handle):
             raise RuntimeError(RUNTIME.infiniGetLastErrorMessage().decode(errors="replace"))
 
 
 def check_call(call: WritingCall) -> None:
-    """Check the shapes, dtypes and strides of an out or in-place form's arguments; RuntimeError for what it refuses."""
+    """Check the shapes, dtypes and strides of an out or in-place form's arguments; RuntimeError as the op raises."""
     _checks_only(True)
     try:
         call.func(*call.args, **call.kwargs)

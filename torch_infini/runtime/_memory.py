@@ -1,6 +1,6 @@
-"""The memory of tensors that recorded calls make: noted without keeping it, and planned by lifetimes at the end.
+"""Memory of the tensors that recorded calls make: tracked by weak references, and planned by lifetimes at the end.
 
-program() and record() share it.
+program() and record() share this module.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_ALIGNMENT = 64  # bytes: a cache line, and what torch's own memory has
+_ALIGNMENT = 64  # bytes: a cache line, and the alignment of torch's own memory
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class StorageView:
-    """A tensor in memory that the recording made: where it is in a block, which this does not keep."""
+    """A tensor in a block of memory that the recording made; it does not keep the block alive."""
 
     block: int
     dtype: torch.dtype
@@ -30,7 +30,7 @@ class StorageView:
     neg: bool
 
     def of(self, storage: torch.UntypedStorage, start: int) -> Tensor:
-        """Return the tensor in a block that begins `start` bytes into a storage."""
+        """Make the tensor, if its block begins `start` bytes into a storage."""
         tensor = torch.empty(0, dtype=self.dtype, device=storage.device)
         tensor.set_(storage, start // self.dtype.itemsize + self.offset, self.shape, self.stride)
         if self.conj:
@@ -42,7 +42,7 @@ class StorageView:
 
 @dataclass
 class _Block:
-    """A storage that the recording made, alive as long as somebody holds a tensor in it."""
+    """A storage that the recording made; it is alive as long as a tensor in it is held."""
 
     nbytes: int
     ref: StorageWeakRef
@@ -59,16 +59,17 @@ class Blocks:
         self._keys: dict[int, int] = {}  # _storage_key() to a number; the weak reference keeps the address
 
     def add(self, tensor: Tensor) -> None:
-        """Count the tensor's storage among what the recording made."""
+        """Add the tensor's storage to those that the recording made."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._keys:
             self._keys[storage._cdata] = len(self._blocks)
             self._blocks.append(_Block(storage.nbytes(), StorageWeakRef(storage)))
 
-    def part(self, value: Any) -> Any:
-        """Describe a tensor that the recording made; return an alias of any other, to which nothing can happen.
+    def describe(self, value: Any) -> Any:
+        """Return the StorageView of a tensor that the recording made.
 
-        What is no tensor stays.
+        Return a detached alias of any other tensor, so that later changes of the tensor object do not matter, and any
+        other value unchanged.
         """
         if not isinstance(value, Tensor):
             return value
@@ -85,15 +86,15 @@ class Blocks:
         return self._blocks[block].nbytes
 
     def held(self, block: int) -> torch.UntypedStorage | None:
-        """Return the storage of a block if somebody holds it still."""
+        """Return the storage of a block if it is still held."""
         return self._blocks[block].held()
 
 
 class PlannedMemory:
     """Memory for the tensors of recorded calls.
 
-    Blocks that are held stay where they are; the others share one arena, each from the first call that names it to the
-    last.
+    Blocks that are still held keep their memory; the others share one arena, each from the first call that uses it to
+    the last.
 
     Attributes:
         arena_bytes: The size of the arena.
@@ -110,15 +111,15 @@ class PlannedMemory:
         """Plan the arena.
 
         Args:
-            blocks: What was made.
-            calls: What each call names, in order.
-            moves_held: Whether blocks that are held get a place in the arena too.
-            device: Of the arena.
+            blocks: The blocks that were made.
+            calls: The StorageViews that each call uses, in order.
+            moves_held: Whether blocks that are held get memory in the arena too.
+            device: The arena's device.
         """
         lives: dict[int, tuple[int, int]] = {}
-        for when, parts in enumerate(calls):
-            for part in parts:
-                lives[part.block] = (lives.get(part.block, (when, when))[0], when)
+        for when, views in enumerate(calls):
+            for view in views:
+                lives[view.block] = (lives.get(view.block, (when, when))[0], when)
         self._held = {} if moves_held else {i: s for i in lives if (s := blocks.held(i)) is not None}
         self.held_bytes = sum(map(blocks.nbytes, self._held))
         planned = {i: life for i, life in lives.items() if i not in self._held}
@@ -127,7 +128,7 @@ class PlannedMemory:
         self._tensors: dict[StorageView, Tensor] = {}
 
     def fill(self, block: int, storage: torch.UntypedStorage) -> None:
-        """Copy what a storage holds to the place of a block."""
+        """Copy a storage's contents to a block's memory."""
         whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         self.tensor(StorageView(block, torch.uint8, tuple(whole.shape), (1,), 0, False, False)).copy_(whole)
 
@@ -156,7 +157,7 @@ def views_of(values: Any) -> list[StorageView]:
 def plan_memory(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
     """Place blocks of memory so that none overlaps another during its lifetime; return offsets and the total size.
 
-    The largest first, each at the lowest offset that is free.
+    The largest block is placed first, each at the lowest free offset. Sizes and offsets are in bytes.
     """
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, int, int]] = []  # (offset, end, first call, last call)

@@ -29,18 +29,18 @@ def _interface() -> Interface:
 
 @cache
 def function(name: str) -> Any:
-    """infinirt<name>, declared."""
+    """Return infinirt<name> with its argument types."""
     return declare(RUNTIME, f"infinirt{name}", _interface())
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call infinirt<name>; RuntimeError with its sentence where it fails."""
+    """Call infinirt<name>; RuntimeError with its message if it fails."""
     if function(name)(*arguments):
         raise RuntimeError(RUNTIME.infiniGetLastErrorMessage().decode(errors="replace"))
 
 
-def made(name: str, *arguments: Any, last: bool = False) -> int:
-    """Call infinirt<name> and return the handle that it writes through its first argument, or its last."""
+def create(name: str, *arguments: Any, last: bool = False) -> int:
+    """Call infinirt<name> and return the handle that it writes through its first argument, or its `last`."""
     handle = ctypes.c_void_p()
     pointer = ctypes.byref(handle)
     call(name, *((*arguments, pointer) if last else (pointer, *arguments)))
@@ -49,7 +49,7 @@ def made(name: str, *arguments: Any, last: bool = False) -> int:
 
 
 def device_of(device: torch.device | str | int | None) -> torch.device:
-    """Return a device with its index; of infini, its backing's. None: the current CUDA device, or the CPU."""
+    """Return a device with its index; for infini, its backing device. None: the current CUDA device, or the CPU."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = backing_device(device)

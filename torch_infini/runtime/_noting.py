@@ -1,6 +1,6 @@
-"""What notes torch's calls between start and stop: none is run; results have memory, and the shapes that fakes tell.
+"""Recorder: notes torch's calls without running them; results have memory, and the shapes that fakes compute.
 
-A note does not keep the memory of tensors that the recording made, so that what the caller drops is dropped.
+A noted call does not keep the tensors that the recording made, so that their memory is free when the caller drops them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ._facts import STAYS, OpFacts, facts_of
 from ._graph import op_failed
 from ._kernel_calls import check_call
 from ._memory import Blocks, StorageView, views_of
-from ._plan import WritingCall, remembered, tensors_of
+from ._plan import WritingCall, memoized, tensors_of
 
 OP = "torch_infini.runtime.record"
 T = TypeVar("T")
@@ -38,38 +38,38 @@ _READS = {
     getattr(Tensor, name): name
     for name in ("tolist", "numpy", "__array__", "__repr__", "__format__", "__deepcopy__", "__reduce_ex__")
 }
-_COPIES = (_aten._to_copy.default, _aten.clone.default)  # whose out form is copy_
+_COPIES = (_aten._to_copy.default, _aten.clone.default)  # their out form is copy_
 
 
 @dataclass
-class Noted:
-    """A call, with Parts for the tensors that the recording made.
+class NotedCall:
+    """A call, with StorageViews for the tensors that the recording made.
 
     Attributes:
         native: Whether a kernel of csrc/ runs it without Python.
-        copies: Where the leaves of its result are copied to; None: it writes into its arguments.
+        copies: Where to copy the leaves of its result; None: it writes into its arguments.
     """
 
     call: WritingCall
     native: bool
     copies: list[StorageView | None] | None
 
-    def parts(self) -> list[StorageView]:
-        """Return the parts of blocks that it reads or writes."""
+    def views(self) -> list[StorageView]:
+        """Return the StorageViews that it reads or writes."""
         return views_of((self.call.args, self.call.kwargs, self.copies))
 
 
 @dataclass
 class FakeResults:
-    """What calls that are alike return: fakes and their nesting, and whether the op's rules have passed such a call."""
+    """The fake results of equal calls and their nesting, and whether the op's checks have accepted such a call."""
 
     results: list[Any]
     spec: pytree.TreeSpec
     is_checked: bool = False
 
 
-class Readers(TorchFunctionMode):
-    """Refuses what reads a tensor's values without calling an op, while `active` says so."""
+class ReadGuard(TorchFunctionMode):
+    """Raises for functions that read a tensor's values without calling an op, while active() is true."""
 
     def __init__(self, active: Callable[[], bool] = lambda: True) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ class Readers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Checker(TorchDispatchMode):
-    """Refuses what a recording on CUDA, which capturing notes, must not hold: what would run once, and not in run()."""
+class CaptureGuard(TorchDispatchMode):
+    """Raises for calls that a capture on CUDA would run only once, and not in run()."""
 
     def __init__(self, device: torch.device) -> None:
         TorchDispatchMode.__init__(self)
@@ -93,7 +93,7 @@ class Checker(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as programs._Notes
+        return False  # as programs._ProgramRecorder
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -114,38 +114,38 @@ class Checker(TorchDispatchMode):
         for tensor in tensors_of(values):
             if tensor.device != self._device and (tensor.dim() or tensor.device.type != "cpu"):
                 raise RuntimeError(
-                    f"{OP}: every tensor must be on {self._device}, as record() was told, but for numbers (tensors "
-                    f"without dimensions), which stay as they are now, got one of shape {list(tensor.shape)} on "
+                    f"{OP}: every tensor must be on {self._device}, the device of record(), except numbers (tensors "
+                    f"without dimensions), which keep their present values, got one of shape {list(tensor.shape)} on "
                     f"{tensor.device}"
                 )
 
 
 class Recorder(TorchDispatchMode):
-    """Notes the calls of the thread that it is entered on.
+    """Notes the calls of the thread that enters it.
 
     Attributes:
-        calls: In order.
-        blocks: What was made for results.
+        calls: The noted calls, in order.
+        blocks: The memory of their results.
     """
 
     def __init__(self, noted: Callable[[str], object], active: Callable[[], bool]) -> None:
-        """Note calls, while `active` says so, and run them otherwise; `noted` is told the name of each."""
+        """Note calls while active() is true, and run them otherwise; `noted` is called with each noted op's name."""
         TorchDispatchMode.__init__(self)
         self._active = active
-        self.calls: list[Noted] = []
+        self.calls: list[NotedCall] = []
         self.blocks = Blocks()
         self._noted = noted
         self._has_kernels = not emulates_cuda()
-        self._draft: list[Noted] | None = None  # of as_one()
+        self._draft: list[NotedCall] | None = None  # calls within as_one()
 
     @cached_property
     def _fakes(self) -> FakeTensorMode:
-        """Made when an op of torch comes: the first one of a process imports torch._dynamo, which takes a second."""
+        """The mode of fakes; made on demand, because the first of a process imports torch._dynamo, in about 1 s."""
         return FakeTensorMode(allow_fallback_kernels=False)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # as programs._Notes
+        return False  # as programs._ProgramRecorder
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -174,7 +174,7 @@ class Recorder(TorchDispatchMode):
             self._keep(name, noted)
         return result
 
-    def _keep(self, name: str, noted: Noted) -> None:
+    def _keep(self, name: str, noted: NotedCall) -> None:
         if self._draft is not None:
             self._draft.append(noted)
         else:
@@ -190,7 +190,7 @@ class Recorder(TorchDispatchMode):
         _check(facts, tensors)
         if func.namespace != "infini":
             if facts.decomposes:
-                with self:  # in inference mode reshape and its like come as they are
+                with self:  # in inference mode composite ops such as reshape are not decomposed before
                     return func.decompose(*args, **kwargs)
             if facts.is_view or func in STAYS:
                 return func(*args, **kwargs)
@@ -201,7 +201,7 @@ class Recorder(TorchDispatchMode):
     def _note(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = self._fake_results(facts.func, args, kwargs)
         results, spec = found.results, found.spec
-        # The results of a list are new.
+        # A list of results has no aliases: all are new.
         aliases = facts.aliases if len(facts.aliases) == len(results) else [None] * len(results)
         made: list[Any] = []
         fresh: list[Tensor | None] = []
@@ -225,7 +225,7 @@ class Recorder(TorchDispatchMode):
         made: list[Tensor | None],
         found: FakeResults,
     ) -> None:
-        """Note a call; `made`: the tensors for its results, None for those that are arguments."""
+        """Note a call. `made` has the tensors for its results, None for results that are arguments."""
         func = facts.func
         count = sum(tensor is not None for tensor in made)
         copies = count > 0
@@ -238,19 +238,19 @@ class Recorder(TorchDispatchMode):
         call, native = WritingCall(func, args, kwargs), not copies and self._native(facts)
         if native and not facts.has_group and not found.is_checked:  # other ranks would wait
             check_call(call)
-            found.is_checked = func is not facts.func  # what it writes is new, and overlaps nothing
-        described = call.mapped(self.blocks.part)
-        self._keep(facts.name, Noted(described, native, [self.blocks.part(t) for t in made] if copies else None))
+            found.is_checked = func is not facts.func  # not for in-place ops, whose arguments may overlap
+        targets = [self.blocks.describe(t) for t in made] if copies else None
+        self._keep(facts.name, NotedCall(call.mapped(self.blocks.describe), native, targets))
 
     def _native(self, facts: OpFacts) -> bool:
-        """Whether the op has a kernel that runs without Python; not where a provider is chosen."""
+        """Return whether the op runs without Python: it has a kernel, and no provider is chosen for it."""
         op = facts.kernel
         return op is not None and self._has_kernels and not any(p.op == op for p in chosen_providers("cpu"))
 
     def _fake_results(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeResults:
-        """Call the op with fakes, once for all calls that are alike; RuntimeError for what depends on values."""
+        """Call the op with fakes, once for all equal calls; RuntimeError for results that depend on values."""
         call = WritingCall(func, args, kwargs)
-        return remembered(_known, KNOWN, call.key(), lambda: self._found_results(func, args, kwargs))
+        return memoized(_memo, MEMO_SIZE, call.key(), lambda: self._found_results(func, args, kwargs))
 
     def _found_results(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeResults:
         try:
@@ -260,10 +260,10 @@ class Recorder(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException):
             _refuse_reading(str(func))
         except UnsupportedOperatorException as error:
-            raise RuntimeError(f"{OP}: every op must have a fake, which tells its results, got {func}") from error
+            raise RuntimeError(f"{OP}: every op must have a fake, for its results' shapes, got {func}") from error
         except Exception as error:
             if func.namespace == "infini" and not func._schema.is_mutable:
-                func(*args, **kwargs)  # whose own rule, the fake knowing none, refuses before anything is computed
+                func(*args, **kwargs)  # the op's own checks raise a clearer error, before anything is computed
             if func.namespace == "infini" or not isinstance(error, RuntimeError):
                 raise
             raise RuntimeError(f"{OP}: {func}: {error}") from error
@@ -276,7 +276,7 @@ class Recorder(TorchDispatchMode):
         return FakeResults(*pytree.tree_flatten(fake_results))
 
     def _make(self, fake: Tensor) -> Tensor:
-        """Return a tensor as the fake, with memory that holds nothing."""
+        """Return a tensor like the fake, with uninitialized memory."""
         _check_place(fake)
         tensor = _empty_like(fake)
         self.blocks.add(tensor)
@@ -290,8 +290,8 @@ def _empty_like(fake: Tensor) -> Tensor:
     return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
 
 
-KNOWN = 1024  # calls whose results are remembered: layers of a model make the same ones
-_known: dict[Any, FakeResults] = {}  # by all that they depend on
+MEMO_SIZE = 1024  # calls whose fake results are kept: layers of a model make equal calls
+_memo: dict[Any, FakeResults] = {}  # by WritingCall.key()
 
 
 def _fake(value: Any) -> Any:
@@ -303,13 +303,13 @@ def _fake(value: Any) -> Any:
 def _check_place(tensor: Tensor) -> None:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise RuntimeError(
-            f"{OP}: every tensor must be strided and on the CPU, as record() was told, got {tensor.layout} on "
+            f"{OP}: every tensor must be strided and on the CPU, the device of record(), got {tensor.layout} on "
             f"{tensor.device}"
         )
 
 
 def _check(facts: OpFacts, tensors: Sequence[Tensor]) -> None:
-    """Raise RuntimeError for what cannot be replayed."""
+    """Raise RuntimeError for a call that cannot be replayed."""
     for tensor in tensors:
         if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
             raise RuntimeError(f"{OP}: every tensor must be torch's own, got a {type(tensor).__name__}")
@@ -319,7 +319,7 @@ def _check(facts: OpFacts, tensors: Sequence[Tensor]) -> None:
                 f"got one that does in {facts.name}"
             )
     if facts.moves:
-        raise RuntimeError(f"{OP}: a tensor must stay where and as it is while a graph is recorded, got {facts.name}")
+        raise RuntimeError(f"{OP}: a tensor must keep its memory and shape while recording, got {facts.name}")
     if facts.depends_on_values:
         _refuse_reading(facts.name)
 

@@ -1,6 +1,6 @@
 """graph: a function captured once, and replayed with other inputs.
 
-On CUDA a torch.cuda.CUDAGraph; on the CPU a graph of libinfinirt, which runs the function anew on a stream.
+On CUDA a torch.cuda.CUDAGraph; on the CPU a graph of libinfinirt, which runs the function again on a stream.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: _POOL_HANDL
     the host; on the CPU it runs at every replay.
 
     Args:
-        fn: Returns tensors, or tuples, lists and dicts of them; what else these hold is returned as it was at capture.
+        fn: Returns tensors, or tuples, lists and dicts of them; other values are returned as they were at capture.
         args: Tensors on one device, the CPU or a CUDA device; tuples, lists and dicts of them; other values, which
-            stay.
+            must stay the same.
         warmup: How often fn is called before it is captured, at least once.
-        pool: Of torch.cuda.graph_pool_handle(): CUDA graphs of one pool share the memory of tensors that fn makes and
-            does not return, so only one of them may run at a time. None: the graph's own memory.
+        pool: From torch.cuda.graph_pool_handle(): CUDA graphs of one pool share the memory of tensors that fn makes and
+            does not return, so only one of them may run at a time. None: memory of its own.
 
     Returns:
-        A Graph, to be called as fn is.
+        A Graph, to be called like fn.
 
     Raises:
         ValueError: If args hold no tensor or tensors on several devices, if fn writes to one, or if warmup is below 1.
@@ -73,7 +73,7 @@ class Graph:
     """The result of graph().
 
     Calling it with new arguments copies them to `inputs`, replays and returns `outputs`: always the same tensors, which
-    the next call overwrites. Calls of several threads are serialised and share the outputs. There is no backward.
+    the next call overwrites. Calls of several threads are serialized and share the outputs. There is no backward.
 
     Attributes:
         inputs: The captured arguments. Writing to these tensors and passing them, or calling replay(), saves the copy.
@@ -121,7 +121,7 @@ class Graph:
         return self._guarded(leaves)
 
     def replay(self) -> Any:
-        """Run what was captured with what `inputs` hold.
+        """Run the captured function on the present values of `inputs`.
 
         Returns:
             `outputs`.
@@ -137,23 +137,23 @@ class Graph:
         raise NotImplementedError
 
     def _replay(self, changed: Sequence[tuple[Any, Any]]) -> None:
-        """Copy the inputs, (captured, new), and run."""
+        """Copy the inputs, pairs (captured, new), and run."""
         raise NotImplementedError
 
     def _warm_up(self, fn: Callable[..., Any], given: Sequence[Any], warmup: int) -> Any:
-        """Call fn as often as is wanted; what the last call returned."""
+        """Call fn `warmup` times; return the last call's result."""
         for _ in range(warmup):
             results = fn(*self.inputs)
             for i, (old, new) in enumerate(zip(given, self._leaves, strict=True)):
                 if isinstance(old, Tensor) and not _same_bits(old, new):
                     raise ValueError(
-                        f"{_OP}: fn must only read its arguments, for what it wrote to argument {i} would be in the "
-                        "graph's copy (let it take what it writes to from where it was defined), got one that writes"
+                        f"{_OP}: fn must only read its arguments, because what it wrote to argument {i} would be in "
+                        "the graph's copy (let fn use the tensor as a closure variable), got one that writes"
                     )
         for leaf in pytree.tree_leaves(results):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 raise RuntimeError(
-                    f"{_OP}: results must not require a gradient, for a graph has no backward (call graph() under "
+                    f"{_OP}: results must not require a gradient, because a graph has no backward (call graph() under "
                     "torch.no_grad()), got one that does"
                 )
         return results
@@ -163,13 +163,13 @@ class _CudaGraph(Graph):
     def _capture(self, fn: Callable[..., Any], given: Sequence[Any], warmup: int) -> Any:
         self._device = backing_device(next(leaf.device for leaf in given if isinstance(leaf, Tensor)))
         with torch.cuda.device(self._device):
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
+            side_stream = torch.cuda.Stream()
+            side_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side_stream):
                 self._warm_up(fn, given, warmup)
-            torch.cuda.current_stream().wait_stream(aside)
+            torch.cuda.current_stream().wait_stream(side_stream)
             self._graph = torch.cuda.CUDAGraph()
-            with capturing(self._graph, aside, self._pool):
+            with capturing(self._graph, side_stream, self._pool):
                 outputs = fn(*self.inputs)
             self._stream = torch.cuda.current_stream()
             self._graph.replay()  # a capture computes nothing
@@ -178,7 +178,7 @@ class _CudaGraph(Graph):
     def _replay(self, changed: Sequence[tuple[Any, Any]]) -> None:
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
-            if stream != self._stream:  # the replay before may still run
+            if stream != self._stream:  # the previous replay may still run
                 stream.wait_stream(self._stream)
                 self._stream = stream
             for captured, new in changed:
@@ -196,15 +196,15 @@ class _CpuGraph(Graph):
         _calls.queue(
             self._stream.handle, _calls.StreamCall(_ReplayBody(fn, self.inputs, leaves, outputs), self._errors)
         )
-        captured = _native.made("StreamEndCapture", self._stream.handle, last=True)
-        self._exec = _native.made("GraphInstantiate", captured, None, None, 0)
+        captured = _native.create("StreamEndCapture", self._stream.handle, last=True)
+        self._exec = _native.create("GraphInstantiate", captured, None, None, 0)
         weakref.finalize(self, _destroy, self._exec).atexit = False
         _native.call("GraphDestroy", captured)
         return pytree.tree_unflatten(leaves, outputs)
 
     def _guarded(self, leaves: Sequence[Any]) -> Any:
         refuse_inside()  # a recording would not note what the stream runs
-        if _calls.on_stream():  # which must not wait, least of all for itself
+        if _calls.on_stream():  # a stream's thread must not wait, possibly for itself
             raise RuntimeError(f"{_OP}: a graph of the CPU must not be called by a function that a stream runs")
         return super()._guarded(leaves)
 
@@ -215,7 +215,7 @@ class _CpuGraph(Graph):
         try:
             try:
                 _native.call("GraphLuanch", self._exec, self._stream.handle)
-            finally:  # of KeyboardInterrupt too
+            finally:  # after KeyboardInterrupt too
                 _native.call("StreamSynchronize", self._stream.handle)
         except RuntimeError:
             if self._errors:
@@ -224,7 +224,7 @@ class _CpuGraph(Graph):
 
 
 class _ReplayBody:
-    """The function that the stream runs at a replay: fn, and copies of its results."""
+    """The function that the stream runs at a replay: calls fn and copies its results to the outputs."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], outputs: list[Any], spec: pytree.TreeSpec
@@ -263,17 +263,17 @@ def _check(i: int, new: Any, captured: Any) -> None:
         _check_tensor(f"argument {i}", new, captured)
         if torch.is_grad_enabled() and new.requires_grad:
             raise ValueError(
-                f"{_OP}: argument {i} must not require a gradient, for a graph has no backward (call it under "
+                f"{_OP}: argument {i} must not require a gradient, because a graph has no backward (call it under "
                 "torch.no_grad()), got one that does"
             )
     elif isinstance(new, Tensor) or (new is not captured and new != captured):
-        raise ValueError(f"{_OP}: argument {i} must be what it was at capture, {captured!r}, got {_told(new)}")
+        raise ValueError(f"{_OP}: argument {i} must be what it was at capture, {captured!r}, got {_describe(new)}")
 
 
 def _check_tensor(what: str, new: Any, captured: Tensor) -> None:
     error = RuntimeError if what.startswith("result") else ValueError
     if not isinstance(new, Tensor):
-        raise error(f"{_OP}: {what} must be a tensor as at capture, got {_told(new)}")
+        raise error(f"{_OP}: {what} must be a tensor as at capture, got {_describe(new)}")
     for rule, got, want in (
         ("have shape", list(new.shape), list(captured.shape)),
         ("have dtype", new.dtype, captured.dtype),
@@ -283,7 +283,7 @@ def _check_tensor(what: str, new: Any, captured: Tensor) -> None:
             raise error(f"{_OP}: {what} must {rule} {want} as at capture, got {got}")
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 

@@ -1,6 +1,6 @@
 """program: calls of ops on the CPU, recorded once and replayed by one C call.
 
-A function's calls are noted, get their memory in one arena, and are recorded by csrc/torch/program.h.
+The calls of a function are noted, get memory in one arena, and are recorded by csrc/torch/program.h.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def program(fn: Callable[[], Any]) -> Program:
     """Record fn's calls of CPU ops, to replay them without Python, torch's dispatcher and malloc.
 
     fn may call ops of torch.ops.infini, views (view, a reshape that need not copy, slices, split, transpose, ...)
-    and torch.empty; its Python runs once. Tensors that it reads (weights, caches, inputs), index tensors included, are
-    read in place at every replay: to replay with other inputs, write them into the same tensors. All tensors that fn
-    makes share one arena, which reuses memory; tensors that fn stored elsewhere do not get the values of replays.
+    and torch.empty; its Python runs once. Tensors that it reads (weights, caches, inputs, indices) are read in place at
+    every replay: to replay with other inputs, write them into the same tensors. All tensors that fn makes share one
+    arena, which reuses memory; tensors that fn stored elsewhere do not get the values of replays.
 
     Recording runs the calls once, in separate memory, and leaves their results in the program's outputs. For CUDA there
     is graph().
 
     Args:
-        fn: Takes nothing; returns tensors, or tuples, lists and dicts of them.
+        fn: Takes no arguments; returns tensors, or tuples, lists and dicts of them.
 
     Returns:
         A Program.
@@ -61,12 +61,12 @@ def program(fn: Callable[[], Any]) -> Program:
 class Program:
     """The result of program().
 
-    Replays of one program by several threads are serialised and share the outputs; different programs run concurrently.
-    There is no backward. Dropping the program and its outputs frees its memory; until then it keeps the tensors that it
+    Replays of one program by several threads are serialized and share the outputs; different programs run concurrently.
+    There is no backward. Deleting the program and its outputs frees its memory; until then it keeps the tensors that it
     uses alive.
 
     Attributes:
-        outputs: What fn returned, always the same tensors; at first with the results of recording. A replay overwrites
+        outputs: What fn returned, always the same tensors, at first with the results of recording. A replay overwrites
             them.
         calls: The number of kernel calls in a replay.
         arena_bytes: The size of the memory for the tensors that fn makes.
@@ -80,7 +80,7 @@ class Program:
         refuse_inside()
         if emulates_cuda():
             raise RuntimeError(f"{_OP}: the kernels must be the CPU's ({_ON_CUDA}), got emulated CUDA")
-        notes = _Notes()
+        notes = _ProgramRecorder()
         with noting(_NESTED), notes:
             results, spec = pytree.tree_flatten(fn())
         for leaf in results:
@@ -89,23 +89,23 @@ class Program:
         notes.check_devices(results)
         if any(leaf.requires_grad for leaf in tensors_of(results)):
             raise RuntimeError(
-                f"{_OP}: results must not require a gradient, for a program has no backward (call program() under "
+                f"{_OP}: results must not require a gradient, because a program has no backward (call program() under "
                 "torch.no_grad()), got one that does"
             )
         self._lock = threading.Lock()
         self.calls = len(notes.calls)
         with torch.inference_mode(False), torch.no_grad():
-            parts = [notes.blocks.part(leaf) for leaf in results]
+            views = [notes.blocks.describe(leaf) for leaf in results]
             made = {
-                part.block: leaf for part, leaf in zip(parts, results, strict=True) if isinstance(part, StorageView)
+                view.block: leaf for view, leaf in zip(views, results, strict=True) if isinstance(view, StorageView)
             }
-            named = [views_of((call.args, call.kwargs)) for call in notes.calls]
-            memory = PlannedMemory(notes.blocks, [*named, views_of(parts)], moves_held=True, device=notes.device)
+            used = [views_of((call.args, call.kwargs)) for call in notes.calls]
+            memory = PlannedMemory(notes.blocks, [*used, views_of(views)], moves_held=True, device=notes.device)
             self.arena_bytes = memory.arena_bytes
             self._kernels = KernelCalls(_OP, [call.mapped(memory.tensor) for call in notes.calls])
             for block, leaf in made.items():
                 memory.fill(block, leaf.untyped_storage())
-            outputs = [memory.tensor(p) if isinstance(p, StorageView) else leaf for p, leaf in zip(parts, results)]
+            outputs = [memory.tensor(v) if isinstance(v, StorageView) else leaf for v, leaf in zip(views, results)]
             self.outputs = pytree.tree_unflatten(outputs, spec)
 
     def __call__(self) -> Any:
@@ -113,13 +113,13 @@ class Program:
         return self.replay()
 
     def replay(self) -> Any:
-        """Run the calls with what the tensors hold now.
+        """Run the calls on the tensors' present values.
 
         Returns:
             `outputs`.
 
         Raises:
-            RuntimeError: What an op raises, of an index out of range say. The calls after it are left out; the program
+            RuntimeError: What an op raises, for example for an index out of range. Later calls are not run; the program
                 can be replayed again.
         """
         refuse_inside()
@@ -128,12 +128,12 @@ class Program:
         return self.outputs
 
 
-class _Notes(TorchDispatchMode):
-    """Runs and records the ops that fn calls; refuses those that cannot be replayed.
+class _ProgramRecorder(TorchDispatchMode):
+    """Runs and records the ops that fn calls; raises for those that cannot be replayed.
 
     Attributes:
-        calls: In order, with StorageViews of what fn made; a functional form is noted as the out form.
-        device: Where the tensors are: the CPU, or infini backed by it; the CPU before the first.
+        calls: In order, with StorageViews of tensors that fn made; a functional form is noted as the out form.
+        device: The tensors' device: the CPU, or infini backed by it; the CPU before the first tensor.
         blocks: The memory that fn made.
     """
 
@@ -160,7 +160,7 @@ class _Notes(TorchDispatchMode):
             if facts.allocates:
                 return self._keep(func(*args, **kwargs))
             if facts.decomposes:
-                with self:  # in inference mode reshape and its like come as they are
+                with self:  # in inference mode composite ops such as reshape are not decomposed before
                     return func.decompose(*args, **kwargs)
             if func.namespace == "aten" and facts.is_view:
                 return func(*args, **kwargs)
@@ -182,7 +182,7 @@ class _Notes(TorchDispatchMode):
             spec, results = REGISTRY[op], result if isinstance(result, tuple) else (result,)
             self._keep(results)
             func, kwargs = spec.out, {**kwargs, **dict(zip(spec.out_names, results, strict=True))}
-        self.calls.append(WritingCall(func, args, kwargs).mapped(self.blocks.part))
+        self.calls.append(WritingCall(func, args, kwargs).mapped(self.blocks.describe))
         return result
 
     def _keep(self, made: Any) -> Any:

@@ -1,6 +1,6 @@
-"""record: ops of torch noted between two points and not run, and run as often as wanted, on the same tensors.
+"""record: notes ops of torch between two points without running them, and runs them repeatedly on the same tensors.
 
-On the CPU a graph of libinfinicore_cpp_api, which infinicore's own recording fills too; on CUDA a torch.cuda.CUDAGraph.
+On the CPU a graph of libinfinicore_cpp_api, which infinicore's own recording uses too; on CUDA a torch.cuda.CUDAGraph.
 """
 
 from __future__ import annotations
@@ -15,46 +15,45 @@ from typing import Any
 
 import torch
 
-from ._bound import bound, copy_results, run_all
+from ._bound import bind_call, copy_results, run_all
 from ._facts import facts_of
 from ._graph import OpGraph, is_recording
 from ._kernel_calls import REPLAY, KernelCalls
 from ._memory import PlannedMemory
-from ._noting import OP, Checker, Noted, Readers, Recorder
+from ._noting import OP, CaptureGuard, NotedCall, ReadGuard, Recorder
 from ._plan import capturing, noting, refuse_inside, tensors_of
 
 _thread = threading.local()
 
-_INSIDE = f"{OP}: what runs by itself must not be called while a graph is recorded, got a program or a graph"
+_INSIDE = f"{OP}: programs, graphs and recordings must not be made or run while a graph is recorded, got one that is"
 
 
 def record(fn: Callable[..., Any] | None = None, *args: Any, device: torch.device | str | None = None) -> Recording:
-    """Record ops without running them, to run them all again and again.
+    """Record ops without running them, to run all of them repeatedly.
 
-    Used as a context manager, or given a function, which is called once. Ops of torch.ops.infini and of torch are
-    noted; their results have shape, dtype and memory, and no values before run(). Tensors are read and written where
-    they are: run() takes what the inputs hold then, and rewrites the results that the caller still holds. Results that
+    Use it as a context manager, or with a function, which is called once. Ops of torch.ops.infini and of torch are
+    noted; their results have shape, dtype and memory, but no values before run(). Tensors are read and written in
+    place: run() reads the inputs' present values, and rewrites the results that the caller still holds. Results that
     the caller has dropped share memory. Ops that infinicore notes on this thread are part of the same graph; on CUDA
-    they are refused.
+    they raise.
 
-    The order of the ops is fixed, and so is what Python decided. Nothing may read values: no item(), tolist() or
-    print(), no branch on a tensor, no nonzero(). Random ops draw anew in each run.
+    The order of the ops is fixed, and so are the decisions of Python code. Nothing may read values: no item(), tolist()
+    or print(), no branch on a tensor, no nonzero(). Random ops draw new numbers in each run.
 
     Args:
-        fn: Called as fn(*args); what it returns is the graph's `outputs`. None: record a `with` block.
-        args: Of fn.
-        device: cpu or cuda, where all tensors are. None: where the first tensor in args is; without one, the CPU. On
-            CUDA the ops are captured; a library that sets itself up at its first call should have been called before.
-            There, tensors of the CPU without dimensions may take part: as the numbers that they are now.
+        fn: Called as fn(*args); its result becomes the graph's `outputs`. None: record a `with` block.
+        args: Arguments of fn.
+        device: cpu or cuda, the device of all tensors. None: that of the first tensor in args; without one, the CPU. On
+            CUDA the ops are captured; call a library that initializes itself at its first call before. Tensors of the
+            CPU without dimensions may be used there: as numbers with their present values.
 
     Returns:
         A Recording, complete if fn is given.
 
     Raises:
         RuntimeError: If this thread records already, if torch does not have the device, if something cannot be
-            replayed, if an op does not take the shapes, dtypes or strides, or, in grad mode, if a tensor requires a
-            gradient. The recording is dropped. What an op refuses of values, such as an index out of range, it refuses
-            in run().
+            replayed, if an op rejects the shapes, dtypes or strides, or, in grad mode, if a tensor requires a gradient.
+            The recording is dropped. Invalid values, such as an index out of range, raise in run().
         BaseException: What fn raises.
 
     Example:
@@ -77,13 +76,13 @@ def record(fn: Callable[..., Any] | None = None, *args: Any, device: torch.devic
 class Recording:
     """The result of record().
 
-    run() may be called from any thread; runs of one graph are serialised. The graph keeps the memory that it uses
-    alive. It refers to memory, not to tensors: giving a tensor other memory (set_, .data, resize_) does not reach it.
+    run() may be called from any thread; runs of one graph are serialized. The graph keeps the memory that it uses
+    alive. It refers to memory, not to tensors: giving a tensor other memory (set_, .data, resize_) does not change it.
 
     Attributes:
         outputs: What fn returned, always the same tensors, rewritten by run(); None for a `with` block.
         calls: The number of recorded ops of torch.
-        arena_bytes: The size of the memory that results share which the caller has dropped.
+        arena_bytes: The size of the memory that is shared by results that the caller has dropped.
         held_bytes: The size of the results that the caller held at the end of the recording.
     """
 
@@ -95,26 +94,26 @@ class Recording:
     def __init__(self, device: torch.device) -> None:
         if device.type not in ("cpu", "cuda"):
             raise ValueError(f"{OP}: device must be cpu or cuda, got {device}")
-        self._machine: _CpuBackend | _CudaBackend | None = None
+        self._backend: _CpuBackend | _CudaBackend | None = None
         self._device, self._state = device, "new"
 
     @classmethod
     def current(cls) -> Recording | None:
-        """Return the one that the calling thread is recording, or has not left since an error ended it."""
+        """Return the Recording that the calling thread is in, even if an error has ended it."""
         return getattr(_thread, "recording", None)
 
     @classmethod
     def recorder(cls) -> Recorder | None:
-        """Return what notes the calling thread's calls of torch; None where nothing does, or CUDA captures them."""
+        """Return the Recorder of the calling thread's calls of torch; None without a recording, or if CUDA captures."""
         current = cls.current()
-        machine = None if current is None else current._machine
-        return machine.recorder() if isinstance(machine, _CpuBackend) else None
+        backend = None if current is None else current._backend
+        return backend.recorder() if isinstance(backend, _CpuBackend) else None
 
     def __enter__(self) -> Recording:
         if self._state != "new":
             raise RuntimeError(f"{OP}: a graph is recorded once, got a second `with`")
         refuse_inside_recording()
-        self._machine = self._begin()
+        self._backend = self._begin()
         self._state = "recording"
         _thread.recording = self
         return self
@@ -125,39 +124,39 @@ class Recording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        machine, self._machine, self._state = self._machine, None, "dropped"
-        assert machine is not None
+        backend, self._backend, self._state = self._backend, None, "dropped"
+        assert backend is not None
         _thread.recording = None
-        machine.end(kind, error, trace)
+        backend.end(kind, error, trace)
         if error is None:
-            machine.make_ready()
-            self._machine, self._state = machine, "ready"
-            self.calls, self.arena_bytes, self.held_bytes = machine.calls, machine.arena_bytes, machine.held_bytes
+            backend.make_ready()
+            self._backend, self._state = backend, "ready"
+            self.calls, self.arena_bytes, self.held_bytes = backend.calls, backend.arena_bytes, backend.held_bytes
 
     def run(self) -> Any:
-        """Run the recorded ops in order, on what their tensors hold now.
+        """Run the recorded ops in order, on their tensors' present values.
 
         Returns:
             `outputs`.
 
         Raises:
-            RuntimeError: While a graph is recorded, or where the recording was not completed; what an op raises. Ops
-                after it are left out; the graph can be run again.
+            RuntimeError: While a graph is recorded, or if the recording was not completed; what an op raises. Later ops
+                are not run; the graph can be run again.
         """
-        if self._machine is None or self._state != "ready":
+        if self._backend is None or self._state != "ready":
             raise RuntimeError(f"{OP}: run() must come after a complete recording, got one that is {self._state}")
-        self._machine.run()
+        self._backend.run()
         return self.outputs
 
     def report(self) -> str:
         """Describe the graph: its ops in order, how it runs, its memory."""
-        if self._machine is None or self._state != "ready":
+        if self._backend is None or self._state != "ready":
             return f"a graph whose recording is {self._state}"
-        return self._machine.report()
+        return self._backend.report()
 
 
 def refuse_inside_recording() -> None:
-    """Raise RuntimeError where this thread records, by whatever means."""
+    """Raise RuntimeError if this thread records a program or a graph, of torch_infini or infinicore."""
     if not isinstance(Recording.current(), SharedRecording):
         refuse_inside()
     if is_recording():
@@ -165,30 +164,30 @@ def refuse_inside_recording() -> None:
 
 
 def computes(func: torch._ops.OpOverload) -> bool:
-    """Whether an op does more than return a view, or memory that holds nothing."""
+    """Return whether an op does more than return a view or uninitialized memory."""
     facts = facts_of(func)
     return not (facts.is_view or facts.allocates)
 
 
 class _CpuBackend:
-    """The noting of a thread's ops, then their graph: kernels run by C, other ops by bound Python callables."""
+    """Notes a thread's ops, then runs their graph: kernels are called by C, other ops by Python callables."""
 
     arena_bytes = held_bytes = 0
 
     def __init__(self, ends_at_errors: bool = False) -> None:
         self._graph = OpGraph(ends_at_errors)
-        self._places: list[int] = []  # of torch's ops among all
+        self._indices: list[int] = []  # of torch's ops among all ops of the graph
         active = self._graph.is_active
-        self._recorder: Recorder | None = Recorder(lambda name: self._places.append(self._graph.note(name)), active)
+        self._recorder: Recorder | None = Recorder(lambda name: self._indices.append(self._graph.note(name)), active)
         self._modes = ExitStack()
         self._modes.enter_context(noting(_INSIDE, active))
-        self._modes.enter_context(Readers(active))
+        self._modes.enter_context(ReadGuard(active))
         self._modes.enter_context(self._recorder)
         self._python = False
 
     @property
     def calls(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def is_active(self) -> bool:
         return self._graph.is_active()
@@ -210,24 +209,25 @@ class _CpuBackend:
         assert recorder is not None
         self._graph.end()
         with torch.inference_mode(False), torch.no_grad():
-            memory = PlannedMemory(recorder.blocks, [noted.parts() for noted in recorder.calls])
+            memory = PlannedMemory(recorder.blocks, [noted.views() for noted in recorder.calls])
             self.arena_bytes, self.held_bytes = memory.arena_bytes, memory.held_bytes
-            # C calls neighbours of a kind at once, and none over ops of infinicore's, where the place grows by more.
+            # Consecutive ops that are all native, or all not, become one step. An op of infinicore between two of
+            # torch's separates them: their difference `index - i` is not equal.
             steps = [
-                (i, (noted.native, where - i), noted)
-                for i, (noted, where) in enumerate(zip(recorder.calls, self._places, strict=True))
+                (i, (noted.native, index - i), noted)
+                for i, (noted, index) in enumerate(zip(recorder.calls, self._indices, strict=True))
             ]
             for (native, _), group in groupby(steps, lambda step: step[1]):
                 members = list(group)
                 self._bind(members[0][0], native, [noted for _, _, noted in members], memory)
 
-    def _bind(self, index: int, native: bool, group: Sequence[Noted], memory: PlannedMemory) -> None:
+    def _bind(self, index: int, native: bool, group: Sequence[NotedCall], memory: PlannedMemory) -> None:
         if native:
             kernels = KernelCalls(OP, [noted.call.mapped(memory.tensor) for noted in group])
             self._graph.bind(index, REPLAY, kernels.handle, kernels)
         else:
             self._python = True
-            steps = [_bound(noted, memory) for noted in group]
+            steps = [_bind_noted(noted, memory) for noted in group]
             self._graph.bind_python(index, steps[0] if len(steps) == 1 else partial(run_all, steps))
 
     def run(self, run: Callable[[], None] | None = None) -> None:
@@ -235,7 +235,7 @@ class _CpuBackend:
         if not self._python:
             run()
             return
-        # Written whatever tensors they are, as the kernels do; and not by the caller's autocast.
+        # Like kernels, write to inference and other tensors alike, and ignore the caller's autocast.
         with torch._C._InferenceMode(True), torch._C._DisableAutocast():
             run()
 
@@ -249,8 +249,9 @@ class _CpuBackend:
 class SharedRecording(Recording):
     """A Recording on the CPU that infinicore starts and stops, for a graph that it runs itself.
 
-    ends_at_errors: Whether an op that raises, of infinicore or torch, drops the recording, with a warning. Then ops
-        run again, and what is left to do is to leave it.
+    Args:
+        ends_at_errors: Whether an op of infinicore or torch that raises drops the recording, with a warning. Later ops
+            then run at once, and the caller only has to call leave().
     """
 
     def __init__(self, ends_at_errors: bool) -> None:
@@ -261,22 +262,22 @@ class SharedRecording(Recording):
         return _CpuBackend(self._ends_at_errors)
 
     def is_active(self) -> bool:
-        """Whether the calling thread records it still."""
-        return isinstance(self._machine, _CpuBackend) and self._machine.is_active()
+        """Return whether the calling thread still records it."""
+        return isinstance(self._backend, _CpuBackend) and self._backend.is_active()
 
     def leave(self) -> None:
-        """Drop what was recorded."""
+        """End and drop the recording."""
         self.__exit__(RuntimeError, RuntimeError("dropped"), None)
 
     def shared(self) -> int:
         """Return the address of the complete C++ graph's std::shared_ptr, for _infinicore.shared_graph()."""
-        assert isinstance(self._machine, _CpuBackend)
-        return self._machine.shared()
+        assert isinstance(self._backend, _CpuBackend)
+        return self._backend.shared()
 
     def run_by(self, run: Callable[[], None]) -> None:
-        """Run the ops by a function that runs the C++ graph, so that errors of infinicore's ops stay what they are."""
-        assert isinstance(self._machine, _CpuBackend)
-        self._machine.run(run)
+        """Run the ops by a function that runs the C++ graph, so that errors of infinicore's ops keep their type."""
+        assert isinstance(self._backend, _CpuBackend)
+        self._backend.run(run)
 
 
 class _CudaBackend:
@@ -287,22 +288,22 @@ class _CudaBackend:
     def __init__(self, device: torch.device) -> None:
         if not torch.cuda.is_available():
             raise RuntimeError(f"{OP}: device must be one that torch has, which has no CUDA device here, got {device}")
-        # The current device of the thread that records, not of those that run.
+        # The current device of the recording thread, not of threads that call run().
         self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._lock = threading.Lock()
-        with ExitStack() as modes:  # ends them where one of them fails
+        with ExitStack() as modes:  # exits those entered if a later one fails
             modes.enter_context(noting(_INSIDE))
             modes.enter_context(torch.cuda.device(self._device))
             self._graph = torch.cuda.CUDAGraph()
             self._stream: torch.cuda.Stream = torch.cuda.Stream()
-            # infinicore would run its ops at once, on a stream of its own: it records on the CPU instead, and so
-            # refuses those on CUDA.
+            # Otherwise infinicore would run its ops at once, on a stream of its own. A recording on the CPU makes it
+            # raise for ops on CUDA.
             self._others = OpGraph()
             modes.callback(self._others.drop)
-            # The allocator gives what is dropped to later ops of the capture, and keeps what is held.
+            # The allocator reuses dropped memory for later ops of the capture, and keeps memory that is held.
             modes.enter_context(capturing(self._graph, self._stream))
-            modes.enter_context(Readers())
-            modes.enter_context(Checker(self._device))
+            modes.enter_context(ReadGuard())
+            modes.enter_context(CaptureGuard(self._device))
             self._modes = modes.pop_all()
 
     def end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -314,13 +315,13 @@ class _CudaBackend:
             raise RuntimeError(f"{OP}: ops of infinicore cannot be recorded on CUDA, got {others} on the CPU")
 
     def make_ready(self) -> None:
-        pass  # the end of the capture has done it
+        pass  # the end of the capture has made the graph
 
     def run(self) -> None:
         refuse_inside_recording()
         with self._lock, torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
-            if stream != self._stream:  # the run before may still be under way
+            if stream != self._stream:  # the previous run may still be in progress
                 stream.wait_stream(self._stream)
                 self._stream = stream
             self._graph.replay()
@@ -329,8 +330,8 @@ class _CudaBackend:
         return f"a CUDA graph on {self._device}, captured"
 
 
-def _bound(noted: Noted, memory: PlannedMemory) -> Callable[[], object]:
-    function = bound(noted.call.mapped(memory.tensor))
+def _bind_noted(noted: NotedCall, memory: PlannedMemory) -> Callable[[], object]:
+    function = bind_call(noted.call.mapped(memory.tensor))
     if noted.copies is None:
         return function
-    return partial(copy_results, function, [memory.tensor(part) for part in noted.copies])
+    return partial(copy_results, function, [memory.tensor(view) for view in noted.copies])

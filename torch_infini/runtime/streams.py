@@ -1,4 +1,4 @@
-"""Stream and Event, on libinfinirt. What ends a stream and an event is the garbage collector."""
+"""Stream and Event, on libinfinirt. The garbage collector destroys them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from . import _calls, _native
 
 _LEGACY_STREAM = 1  # cudaStreamLegacy: torch's default stream, whose address is NULL
 
-# Streams of CUDA are kept for the next that asks, never destroyed, as torch keeps its own: its allocator may have to
-# record events on them when memory that they used is freed.
+# CUDA streams are never destroyed but reused, as torch does with its own: its allocator may have to record events on
+# them when memory that they used is freed.
 _spare: defaultdict[torch.device, list[int]] = defaultdict(list)
 
-_own: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # of CUDA, by address
+_own: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # our CUDA streams, by address
 
 # CPU streams without references go to a thread that destroys them: it waits for queued work, which neither the garbage
 # collector nor the stream's own worker may do.
@@ -53,25 +53,25 @@ def _start_reaper() -> None:
             _reaper.start()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     """Reset after fork(): the child has neither its parent's streams nor the thread that destroys them."""
     global _abandoned, _reaper, _reaper_lock
     _abandoned, _reaper, _reaper_lock = SimpleQueue(), None, threading.Lock()
     _on_cpu.clear()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 @atexit.register
 def _finish() -> None:
-    """Let queued functions run while there is a Python to run them."""
+    """Wait for queued functions before Python shuts down."""
     for handle in list(_on_cpu):
         with suppress(RuntimeError):
             _native.call("StreamSynchronize", handle)
 
 
-def _forget(handle: int) -> None:
+def _destroy_stream(handle: int) -> None:
     with suppress(RuntimeError):
         _native.call("StreamDestroy", handle)
 
@@ -79,22 +79,20 @@ def _forget(handle: int) -> None:
 class Stream:
     """A queue of work: it runs in the order it was queued, independently of other streams.
 
-    On CUDA it is a cudaStream_t; torch and libinfinirt see the same one. `with stream:` makes it torch's current
-    stream, on which torch's ops and those of torch_infini run. On the CPU torch's ops run at once in the calling
-    thread; a stream there runs the functions that launch() gives it: at once in the calling thread too, or, queued, in
-    a thread of its own.
+    On CUDA it is a cudaStream_t, which torch and libinfinirt share. `with stream:` makes it torch's current stream, on
+    which torch's ops and those of torch_infini run. On the CPU torch's ops run at once in the calling thread; a stream
+    runs the functions of launch(): at once in the calling thread too, or, if queued, in a thread of its own.
 
     Args:
-        device: cpu or cuda, with an index or without; None: CUDA's current device where there is CUDA, else the CPU.
-        queued: On the CPU, whether launch() returns before the function has run. False: as INFINI_CPU_STREAMS says,
-            which is not unless it is "queued". At most 1024 functions wait; a launch() beyond these waits itself. On
-            CUDA every stream is queued.
+        device: cpu or cuda, with or without an index; None: CUDA's current device if there is CUDA, else the CPU.
+        queued: On the CPU, whether launch() returns before the function has run. False: only if INFINI_CPU_STREAMS is
+            "queued". At most 1024 functions wait; beyond that launch() blocks. On CUDA every stream is queued.
 
     Raises:
-        TypeError: For a `queued` that is no bool.
-        ValueError: For a device of another kind.
-        RuntimeError: For one that this build or this machine does not have, or an INFINI_CPU_STREAMS that is neither
-            "queued" nor "immediate".
+        TypeError: If `queued` is not a bool.
+        ValueError: For a device of another type.
+        RuntimeError: For a device that this build or this machine does not have, or an INFINI_CPU_STREAMS that is
+            neither "queued" nor "immediate".
 
     Attributes:
         device: The torch.device, with its index.
@@ -115,7 +113,7 @@ class Stream:
             handle = _spare[device].pop()
         except IndexError:
             with _native.current(device):
-                handle = _native.made("StreamCreateWithFlags", _native.QUEUED if queued else 0)
+                handle = _native.create("StreamCreateWithFlags", _native.QUEUED if queued else 0)
         if device.type == "cuda":
             self._set(handle, device, _spare[device].append)
             _own[handle] = self
@@ -138,13 +136,13 @@ class Stream:
         """Wrap a torch stream for libinfinirt's functions: the same cudaStream_t, which torch still owns.
 
         Args:
-            stream: A stream of torch, torch.cuda.current_stream() and the default stream among them.
+            stream: Any stream of torch, including torch.cuda.current_stream() and the default stream.
 
         Returns:
             A Stream whose `torch` is that stream.
 
         Raises:
-            TypeError: For what is no torch.cuda.Stream.
+            TypeError: If it is not a torch.cuda.Stream.
         """
         if not isinstance(stream, torch.cuda.Stream):
             raise TypeError(
@@ -155,37 +153,37 @@ class Stream:
             return own
         self = cls.__new__(cls)
         spare = _spare[stream.device]
-        if stream.cuda_stream in spare:  # made here, and since then referenced by torch only
+        if stream.cuda_stream in spare:  # made here, but now only torch refers to it
             spare.remove(stream.cuda_stream)
             self._set(stream.cuda_stream, stream.device, spare.append)
             _own[self.handle] = self
             return self
         with _native.current(stream.device):
-            handle = _native.made("StreamFromNative", stream.cuda_stream or _LEGACY_STREAM)
-        self._set(handle, stream.device, _forget)
+            handle = _native.create("StreamFromNative", stream.cuda_stream or _LEGACY_STREAM)
+        self._set(handle, stream.device, _destroy_stream)
         self._torch = stream
         return self
 
     @classmethod
     def borrow(cls, handle: int, device: torch.device) -> Stream:
-        """Wrap an infinirtStream_t that someone else owns, and ends; 0 is the device's NULL stream."""
+        """Wrap an infinirtStream_t that the caller owns and destroys; 0 is the device's NULL stream."""
         self = cls.__new__(cls)
         self._set(handle, device, lambda _: None)
         return self
 
     def launch(self, function: Callable[..., Any], *args: Any) -> None:
-        """Queue function(*args), to be run in the present grad, inference and autocast mode.
+        """Queue function(*args), to run in the present grad, inference and autocast modes.
 
         Its result is dropped. On an immediate stream it has run on return, and its exception is raised here. On a
-        queued one the stream's thread runs it; its exception is raised by synchronize(), and what is queued behind it
-        runs all the same. There the function may launch more, but not wait for a stream or an event.
+        queued one the stream's thread runs it; synchronize() raises its exception, and later functions still run. There
+        the function may launch others, but must not wait for a stream or an event.
 
         Args:
-            function: Any callable; kept until it has run.
-            args: Its arguments; kept likewise.
+            function: Any callable; kept alive until it has run.
+            args: Its arguments; kept alive as well.
 
         Raises:
-            RuntimeError: On CUDA, where streams run kernels only.
+            RuntimeError: On CUDA, where streams run only kernels.
             BaseException: On an immediate stream, what the function raises.
         """
         body = (lambda: function(*args)) if args else function
@@ -202,7 +200,7 @@ class Stream:
         """Return when all work queued so far is done.
 
         Raises:
-            BaseException: What the first launched function that failed since the last synchronize() has raised.
+            BaseException: The exception of the first launched function that failed since the last synchronize().
             RuntimeError: If other work failed.
         """
         try:
@@ -210,7 +208,7 @@ class Stream:
         except RuntimeError as failure:
             said = str(failure).encode()
             for error in self._errors:
-                if _calls.sentence(error).startswith(said):
+                if _calls.error_message(error).startswith(said):
                     self._errors.clear()
                     raise error from None
             raise
@@ -219,28 +217,28 @@ class Stream:
         """Record an event here.
 
         Args:
-            event: Recorded and returned; None: a new one.
+            event: The event to record; None: a new one.
 
         Returns:
-            The event: complete when all work queued before is.
+            The event, which is complete when all work queued before it is.
         """
         event = Event(self.device) if event is None else event
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """Let what is queued from now on wait for the event's last record; the caller does not wait.
+        """Make work that is queued from now on wait for the event's last record; the caller does not wait.
 
         Args:
-            event: One of this device type; never recorded, it holds nothing up.
+            event: An event of this device type; if it was never recorded, nothing waits.
         """
         event.wait(self)
 
     def wait_stream(self, stream: Stream | torch.cuda.Stream) -> None:
-        """Let what is queued from now on wait for what is queued on another stream now; the caller does not wait.
+        """Make work that is queued from now on wait for work now queued on another stream; the caller does not wait.
 
         Args:
-            stream: The other one, of this device type.
+            stream: The other stream, of this device type.
         """
         other = stream if isinstance(stream, Stream) else Stream.from_torch(stream)
         self.wait_event(other.record_event())
@@ -248,11 +246,11 @@ class Stream:
     def uses(self, *tensors: Tensor) -> None:
         """Keep the tensors' memory from being reused until the work that is now queued here is done.
 
-        To be called after work on this stream that reads or writes tensors of another stream, before the last reference
-        to them is dropped. On CUDA this is Tensor.record_stream.
+        Call it after queuing work on this stream that reads or writes tensors of another stream, before the last
+        reference to them is dropped. On CUDA this is Tensor.record_stream.
 
         Args:
-            tensors: On CUDA tensors of this stream's device.
+            tensors: Tensors on this stream's device.
 
         Raises:
             ValueError: For a tensor on another device.
@@ -273,7 +271,7 @@ class Stream:
         if self.device.type != "cuda":
             raise RuntimeError(
                 "torch_infini.runtime.Stream: torch has no streams on the CPU, where its ops run in the calling "
-                "thread; launch(function) runs them in this one's"
+                "thread; launch(function) runs them in the stream's"
             )
         scope = ExitStack()
         scope.enter_context(torch.cuda.stream(self.torch))
@@ -294,10 +292,10 @@ class Stream:
 
     @property
     def torch(self) -> torch.cuda.Stream:
-        """This stream as torch's: a torch.cuda.ExternalStream of the same cudaStream_t, or what from_torch() was given.
+        """This stream as torch's: a torch.cuda.ExternalStream of the same cudaStream_t, or from_torch()'s argument.
 
         Raises:
-            RuntimeError: On the CPU, where torch has none.
+            RuntimeError: On the CPU, where torch has no streams.
         """
         if self.device.type != "cuda":
             raise RuntimeError("torch_infini.runtime.Stream: torch has no streams on the CPU, got a stream of the CPU")
@@ -310,13 +308,13 @@ class Event:
     """A point in a stream, to wait for or to measure time with.
 
     Args:
-        device: cpu or cuda, with an index or without; None: CUDA's current device where there is CUDA, else the CPU.
-        enable_timing: Whether elapsed_time() can be asked for.
-        blocking: On CUDA, whether a thread that waits sleeps instead of spinning. On the CPU it always sleeps.
+        device: cpu or cuda, with or without an index; None: CUDA's current device if there is CUDA, else the CPU.
+        enable_timing: Whether elapsed_time() may be called.
+        blocking: On CUDA, whether a waiting thread sleeps instead of spinning. On the CPU it always sleeps.
 
     Raises:
-        ValueError: For a device of another kind.
-        RuntimeError: For one that this build or this machine does not have.
+        ValueError: For a device of another type.
+        RuntimeError: For a device that this build or this machine does not have.
 
     Attributes:
         device: The torch.device, with its index.
@@ -336,21 +334,21 @@ class Event:
         self.device = _native.device_of(device)
         flags = (0 if enable_timing else _native.DISABLE_TIMING) | (_native.BLOCKING_SYNC if blocking else 0)
         with _native.current(self.device):
-            self.handle = _native.made("EventCreateWithFlags", flags)  # infinirtEvent_t
+            self.handle = _native.create("EventCreateWithFlags", flags)  # infinirtEvent_t
         self._finalizer = weakref.finalize(self, _destroy_event, self.handle)
         self._finalizer.atexit = False
 
     def record(self, stream: Stream | torch.cuda.Stream | None = None) -> None:
-        """Queue the event: it is complete when all work queued on the stream before is. Replaces the record before.
+        """Queue the event: it is complete when all work queued before on the stream is. Replaces the last record.
 
         Args:
-            stream: Of this device; None: torch's current stream on CUDA, on the CPU none: complete on return.
+            stream: Of this device; None: torch's current stream on CUDA; on the CPU no stream: complete on return.
         """
         used = self._stream(stream)
         _native.call("EventRecord", self.handle, used and used.handle)
 
     def wait(self, stream: Stream | torch.cuda.Stream | None = None) -> None:
-        """Let what is queued on the stream from now on wait for the last record.
+        """Make work that is queued on the stream from now on wait for the last record.
 
         Args:
             stream: Of this device type; None: torch's current stream on CUDA, on the CPU the calling thread.
@@ -365,17 +363,17 @@ class Event:
         return status.value == 0
 
     def synchronize(self) -> None:
-        """Return when the last record is complete. Failures of work before it stay for Stream.synchronize()."""
+        """Return when the last record is complete. Stream.synchronize() raises the failures of work before it."""
         _native.call("EventSynchronize", self.handle)
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from the completion of this event to that of another.
+        """Return the milliseconds from the completion of this event to that of another.
 
         Args:
             end: An event of the same device.
 
         Returns:
-            The time; negative where `end` was first.
+            The time; negative if `end` was first.
 
         Raises:
             RuntimeError: If either was never recorded, is not complete, or has no timing.
