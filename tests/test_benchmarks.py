@@ -192,7 +192,7 @@ def test_families(measured: Any, tmp_path: Path) -> None:
 
     command = "families.py --quick --families Qwen3,Mixtral"
     rows = measured(tmp_path / "families.csv", command, "ratio float32_difference")
-    assert values(rows, "family", "left", "tokens_equal") == [("Qwen3", "0", "True"), ("Mixtral", "2", "True")]
+    assert values(rows, "family", "left", "tokens_equal") == [("Qwen3", "0", "True"), ("Mixtral", "0", "True")]
     for row in rows:
         model = next(family for family in FAMILIES if family.name == row["family"]).build()
         assert float(row["float32_difference"]) < rounding_limit(logits(model, prompts()), *sums_of(model.config))

@@ -196,7 +196,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["nowhere", "out"], "MODEL must be a Hugging Face folder with a config.json, got nowhere"),
         (
             [str(MODEL), "out", "--weights", "int3"],
-            "'int8_rows', 'auto:BITS', got 'int3'",
+            "'w8a16', 'auto:BITS', got 'int3'",
         ),
         ([str(MODEL), "out", "--calibrate", "x"], "--calibrate must come with --weights auto:BITS, got --weights int4"),
         ([str(MODEL), "out", "--weights", "auto:5", "--calibrate", "none.txt"], "--calibrate must be a text in UTF-8"),

@@ -228,7 +228,7 @@ def test_what_makes_another_entry(
     monkeypatch.undo()
     monkeypatch.setenv("INFINI_CACHE", str(root))
     for weights, dtype in (("dense", None), ("int8", None), ("dense", torch.float32)):
-        assert_same(read(folder, weights, dtype), Llama._from_files(folder, weights, dtype, "cpu", False, None))
+        assert_same(read(folder, weights, dtype), Llama._from_files(folder, weights, dtype, "cpu", None, False, None))
     assert len(entries(root)) == 8 and not warnings()
 
 
@@ -315,7 +315,7 @@ def test_a_checkpoint_that_is_replaced(folder: Path, root: Path, builds: list[Ll
         assert getattr(before, field) == getattr(after, field)
     second = read(folder)
     assert len(builds) == 2 and not torch.equal(logits(first), logits(second))
-    assert torch.equal(logits(second), logits(Llama._from_files(other.parent, "dense", None, "cpu", False, None)))
+    assert torch.equal(logits(second), logits(Llama._from_files(other.parent, "dense", None, "cpu", None, False, None)))
     file.write_bytes(data)  # the first one again: its entry is still there
     assert_same(read(folder), first)
     assert len(entries(root)) == 2
@@ -397,7 +397,7 @@ def test_no_folder(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("INFINI_CACHE", str(tmp_path / "file" / ("x" if place == "below a file" else "")))
-    expected = Llama._from_files(folder, "dense", None, "cpu", False, None)
+    expected = Llama._from_files(folder, "dense", None, "cpu", None, False, None)
     assert torch.equal(logits(read(folder)), logits(expected))
     (warning,) = warnings()
     assert re.fullmatch(

@@ -441,7 +441,8 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"dtype must be float32, bfloat16 or float16, got float64"):
         Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), dtype="float64")
     with pytest.raises(
-        ValueError, match=r"format must be one of 'dense', 'packed', 'table4', 'int4', 'group8', 'int8', got 'int2'"
+        ValueError,
+        match=r"format must be one of 'dense', 'packed', 'table4', 'int4', 'w4a16', 'group8', 'int8', 'w8a16', got 'int2'",
     ):
         Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), "int2")
 

@@ -245,7 +245,7 @@ def test_llm_errors(tmp_path: Path) -> None:
             {"format": "int8"},
             r"quantized\['lm_head'\] in .*config.json must have group 0 for int8, got None",
         ),
-        ("lm_head", 5, r"quantized\['lm_head'\] in .*config.json must be an object with format .*'int8', got 5"),
+        ("lm_head", 5, r"quantized\['lm_head'\] in .*config.json must be an object with format .*'w8a16', got 5"),
     ):
         changed = json.loads(json.dumps(config))
         changed["quantization_config"]["quantized"][name] = layer
@@ -544,7 +544,7 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
     "int2": (
         both("quantized", UP, to={"format": "int2", "group": 64}),
         WRONG,
-        "with format 'table4' or 'int4' or 'group8' or 'int8'",
+        "with format 'table4' or 'int4' or 'w4a16' or 'group8' or 'int8' or 'w8a16'",
     ),
     **{
         f"group {group}": (

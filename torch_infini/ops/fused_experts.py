@@ -48,10 +48,10 @@ def fused_experts(
         ValueError: For an unknown activation.
 
     Equivalent to:
-        >>> y = torch.zeros_like(x)
-        >>> for t, j in itertools.product(range(index.shape[0]), range(index.shape[1])):
-        >>>     gate, up = (gate_up[index[t, j]] @ x[t]).chunk(2)
-        >>>     y[t] += weights[t, j] * (down[index[t, j]] @ (torch.nn.functional.silu(gate) * up))
+        >>> gate, up = torch.einsum("tkih,th->tki", gate_up[index.long()], x).chunk(2, -1)
+        >>> h = torch.nn.functional.silu(gate) * up  # geglu: torch.nn.functional.gelu(gate, approximate="tanh") * up
+        >>> results = torch.einsum("tkhi,tki->tkh", down[index.long()], h)
+        >>> y = (results * weights[..., None]).sum(1).to(x.dtype)
 
     Source: Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538; gated as in arXiv:2002.05202.
     """

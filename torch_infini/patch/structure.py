@@ -39,7 +39,7 @@ def candidates(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[
         yield f"{here}.self_attn", Attention
         mlp = layer.get_submodule("mlp")
         experts = [part for part, module in mlp.named_modules() if has_experts(module)]
-        experts = [part for part in experts if f"{here}.mlp.{part}" not in shared]
+        experts = [part for part in experts if f"{here}.mlp.{part}" not in sharded]
         for part in experts:
             yield f"{here}.mlp.{part}", Experts
         for part, module in mlp.named_children() if experts else ():
