@@ -120,7 +120,7 @@ def test_steps_that_cannot_be_recorded(caplog: pytest.LogCaptureFixture, monkeyp
     tried: list[object] = []
     record = runtime.record
     monkeypatch.setattr(runtime, "record", lambda step: tried.append(step) or record(step))
-    model = next(family for family in FAMILIES if family.name == "Mixtral").build()  # torch knows no shapes in float32
+    model = SINKS.build()  # its experts run in torch, which knows no shapes of theirs in float32
     llm = served(model)
     with caplog.at_level("INFO", "torch_infini"):
         outputs = llm.generate(prompts((3, 4, 5)), [greedy(4), greedy(8), greedy(12)])

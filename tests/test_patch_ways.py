@@ -60,7 +60,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 @EVERY
 def test_calls_of_a_decode_step(family: Family) -> None:
-    """A step of two layers makes at most 40 calls of this package, and a few more for each norm that Llama lacks."""
+    """A step of two layers makes at most 40 calls of this package, more for norms and experts that Llama lacks."""
     model = family.build()
     patch_model(model)
     calls: Counter[str] = Counter()
@@ -80,7 +80,7 @@ def test_calls_of_a_decode_step(family: Family) -> None:
             sys.setprofile(None)
     assert calls["make_dispatch"] == 0, "the cached dispatch is used"
     assert len(model.model.layers) == 2
-    assert sum(calls.values()) <= (40 if family.name == "Llama" else 65), calls
+    assert sum(calls.values()) <= (40 if family.name == "Llama" else 75 if family.experts else 65), calls
 
 
 @pytest.mark.parametrize("name", NAMES)

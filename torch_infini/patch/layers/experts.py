@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..._core.devices import on_cpu
 from ...ops.fused_experts import ACTIVATIONS
-from ..checks.conditions import dense_last, needs_fallback, unsupported_weights
+from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_weights
 from ..checks.probe import HALF, LENGTHS, PROBE_SEED, SIZES, WIDTH, frozen, probe_module, random, tokens, with_nan
 from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
 from .mlp import ACTIVATION_NAMES, GATES
@@ -25,9 +25,10 @@ _EXPERTS, _INNER, _CHOSEN = 4, 24, 2  # of a probe module
 
 
 class ExpertsPlan(NamedTuple):
-    """The number of the activation, as torch.ops.infini.fused_experts takes it."""
+    """The number of the activation, as torch.ops.infini.fused_experts takes it, and the name of its module."""
 
     activation: int
+    module: str
 
 
 def has_experts(module: nn.Module) -> bool:
@@ -65,7 +66,7 @@ class Experts(Patched):
         if not all(map(on_cpu, module.parameters())):
             raise Unsupported("the op for experts runs on the CPU alone")
         op: Any = GATES[kind]
-        return [ExpertsPlan(ACTIVATIONS[op.name().removeprefix("infini::")])]
+        return [ExpertsPlan(ACTIVATIONS[op.name().removeprefix("infini::")], activation)]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
@@ -115,8 +116,10 @@ class Experts(Patched):
             return super().forward(hidden_states, *args, **kwargs)
         if needs_fallback(self, hidden_states):
             return super().forward(hidden_states, *args, **kwargs)
-        index, weights = args
         plan: ExpertsPlan = self.__dict__["_infini_plan"]
+        if not unhooked(self._modules[plan.module]):
+            return super().forward(hidden_states, *args, **kwargs)
+        index, weights = args
         parameters = self._parameters
         return fused_experts(
             dense_last(hidden_states),
