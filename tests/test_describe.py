@@ -76,6 +76,14 @@ def test_what_is_not_known() -> None:
     assert "mlp       not known" in str(found)
 
 
+def test_quantized() -> None:
+    """Weights that became integers count as what they were."""
+    model = build("llama")
+    found = torch_infini.describe(model)
+    torch_infini.patch_model(model, weights="int8")
+    assert torch_infini.describe(model) == found
+
+
 def test_of_any_size(tmp_path: Path) -> None:
     """Of a model of 70 billion parameters without its weights: 280 GB if they were allocated."""
     config = {

@@ -27,6 +27,7 @@ from .layers.experts import Experts
 from .layers.layer import DecoderLayer
 from .layers.mlp import GATES, GatedMLP
 from .layers.norm import RMSNorm
+from .layers.quantized_linear import QuantizedLinear
 from .paged.sites import Site, Unserved, find_sites
 from .report import SKIPPED, Row, pattern, shortened
 from .state import Selection, states_in, undo
@@ -349,7 +350,8 @@ def _read(model: nn.Module, decoder: Decoder, rows: Sequence[Row]) -> Descriptio
 
 
 def _count(model: nn.Module) -> int:
-    return sum({id(p): p.numel() for p in model.parameters()}.values())
+    quantized = sum(module.weight_count for module in model.modules() if isinstance(module, QuantizedLinear))
+    return quantized + sum({id(p): p.numel() for p in model.parameters()}.values())
 
 
 def _norm(name: str, module: nn.Module) -> NormDescription | None:

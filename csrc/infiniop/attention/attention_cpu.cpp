@@ -70,6 +70,7 @@ public:
         // one worker takes them.
         const int64_t taken = heads_together_ == 1 && units >= 8 * workers * kv_heads_ ? kv_heads_ : 1;
         int64_t next = 0;
+        weight_reading(); // throws for a wrong setting, which no parallel region may
         parallel_for(workers, work_, [&](int64_t begin, int64_t) {
             const ConfiguredTiles configured(any_tiled_ ? products_ : nullptr);
             const Workspace space(*this, memory + partial_bytes + begin * Workspace::bytes(*this));

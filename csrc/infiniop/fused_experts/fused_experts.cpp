@@ -77,6 +77,10 @@ void gate(const ExecutionContext &context, int64_t activation, const TensorView 
 void check_indices(const Args &args) {
     const Indices index(args.index);
     const int64_t experts = args.gate_up.size(0);
+    if (experts == 0 && args.index.numel() > 0) {
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "gate_up", "have experts, for index has some",
+                   shape_of(args.gate_up));
+    }
     for (int64_t t = 0; t < args.index.shape[0]; ++t) {
         for (int64_t j = 0; j < args.index.shape[1]; ++j) {
             const int64_t expert = index.at(t * args.index.strides[0] + j * args.index.strides[1]);

@@ -312,6 +312,7 @@ void multiply_panels(const Args &a, const QuantizedRows<Weights> &x, int64_t m, 
 }
 
 template <typename Weights> void multiply_by_dots(const Args &args) {
+    weight_reading(); // throws for a wrong setting, which no parallel region may
     with_float_type(args.x.dtype, [&](auto type) {
         multiply_passes<QuantizedRows<Weights>, Weights, kMaxRows, decltype(type)>(
             args, [](const auto &, int64_t m) { return m > kTileRows ? m * kPanel * 4 : 0; },

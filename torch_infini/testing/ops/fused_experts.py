@@ -144,6 +144,12 @@ def errors() -> Iterator[ErrorCase]:
         op + "weights must have the dtype of x, float32, got float64",
     )
     yield ErrorCase("activation", (x, *rest, 2), op + "activation must be 0 (swiglu) or 1 (geglu), got 2")
+    yield ErrorCase(
+        "no experts",
+        (x, gate_up[:0], down[:0], index, weights),
+        op + "gate_up must have experts, for index has some, got [0, 16, 16]",
+        of_values=True,
+    )
     for wrong in (-1, 4):
         bad = index.clone()
         bad[1, 0] = wrong
