@@ -72,6 +72,18 @@ inline VecI dot_of_small(VecI sum, VecU nibbles, VecI signed_bytes) {
 #endif
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+#define INFINI_SCALED_PAIRS
+// sum + scales times the products of signed bytes, four per lane; x must not be -128. `scales` has a lane's scale in
+// both of its 16-bit halves: the instruction that adds pairs of 16-bit sums multiplies by them too. Those sums fit, for
+// at most 128 * 127 is added twice.
+inline VecI scaled_dot(VecI sum, VecU weights, VecI x, VecI scales) {
+    const __m256i magnitudes = _mm256_abs_epi8((__m256i)weights);
+    const __m256i pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8((__m256i)x, (__m256i)weights));
+    return sum + (VecI)_mm256_madd_epi16(pairs, (__m256i)scales);
+}
+#endif
+
 constexpr int64_t kVectorBytes = 4 * kLanes; // four bytes per lane
 
 inline VecU load_bytes(const void *p) {

@@ -6,12 +6,19 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 struct ByteLines : linear_group8::Layout {
+#if defined(INFINI_SCALED_PAIRS)
+    static constexpr int kOffset = 0;
+#else
     static constexpr int kOffset = ByteWeights::kOffset;
+#endif
 
     static void unpack(const uint8_t *lines, int pair, int v, VecU (&columns)[2]) {
         for (int i = 0; i < 2; ++i) {
-            VecU bytes[1];
-            ByteWeights::split(load_bytes(lines + (2 * pair + i) * kLineBytes + v * kVectorBytes), bytes);
+            const VecU stored = load_bytes(lines + (2 * pair + i) * kLineBytes + v * kVectorBytes);
+            VecU bytes[] = {stored};
+            if constexpr (kOffset != 0) {
+                ByteWeights::split(stored, bytes);
+            }
             columns[i] = bytes[0];
         }
     }

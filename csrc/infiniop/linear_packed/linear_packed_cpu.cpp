@@ -14,7 +14,8 @@ namespace {
 using linear_packed::kPanel;
 
 // The register tile: up to kTileRows rows of x times kTileVectors vectors of columns, one accumulator each, plus a word
-// of the columns and one of a row. More columns mean fewer loads of x per multiplication.
+// of the columns and one of a row. More columns mean fewer loads of x per multiplication. A single row is multiplied by
+// a whole panel at once.
 #if defined(__AVX512BF16__)
 constexpr int kTileRows = 9, kTileVectors = 3;
 #elif defined(__AVX512F__)
@@ -26,7 +27,8 @@ constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
 constexpr int64_t kTileColumns = kTileVectors * kLanes;
 static_assert(kPanel % kTileColumns == 0);
-static_assert(kTileRows <= kLanes); // a vector must hold the words of a tile's rows
+static_assert(kTileRows <= kLanes);            // a vector must hold the words of a tile's rows
+constexpr int kPanelVectors = kPanel / kLanes; // in the tile of a single row
 
 // How words are multiplied: directly if the machine multiplies bfloat16 in pairs, else as two floats. kParts: the
 // floats per packed word of x.
@@ -63,7 +65,7 @@ constexpr int64_t kPassRows = 1024, kPassBytes = 16 << 20;
 // The most words in a panel's block of k: a block stays in the L2 cache while all tiles multiply it and the next block
 // is prefetched. With two tiles smaller blocks suit memory better (tried by hand on Zen 5: 16 rows up to 1.05 times as
 // fast, 20 to 48 rows up to 1.03 times slower).
-constexpr int64_t kBlockWords = 512, kBlockWordsOfTwo = 256;
+constexpr int64_t kBlockWords = kManyRegisters ? 512 : 256, kBlockWordsOfTwo = 256;
 
 // The prefetch distance in a panel if there is a single tile.
 constexpr int64_t kAheadBytes = 8192, kLineBytes = 64, kWordBytes = kPanel * sizeof(float);
@@ -106,20 +108,19 @@ void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_o
     }
 }
 
-// sums[m * kTileColumns] = the products of row m of x with a tile's columns over some words, or += unless these words
-// are the first. kTiles tiles share the prefetches of the next block: a single tile prefetches every line, kAheadBytes
+// sums[m * kVectors * kLanes] = the products of row m of x with kVectors vectors of columns over some words, or +=
+// unless these words are the first. kTiles tiles share the prefetches of the next block: a single tile prefetches every line, kAheadBytes
 // ahead; two tiles two lines per word each, from `soon` on, `advance` bytes apart; more (3) one line each.
-// lines a word from `soon` on, `advance` bytes apart; more (3) a line each.
-template <int kM, int kTiles>
+template <int kM, int kVectors, int kTiles>
 __attribute__((noinline)) void multiply_tile(const float *x, const float *panel, int64_t words, float *sums, bool first,
                                              const char *soon, int64_t advance) {
-    VecF sum[kM][kTileVectors];
+    VecF sum[kM][kVectors];
     const auto for_each = [&](const auto &body) __attribute__((always_inline)) {
 #pragma GCC unroll 16
         for (int m = 0; m < kM; ++m) {
-#pragma GCC unroll 4
-            for (int v = 0; v < kTileVectors; ++v) {
-                body(sum[m][v], sums + m * kTileColumns + v * kLanes);
+#pragma GCC unroll 12
+            for (int v = 0; v < kVectors; ++v) {
+                body(sum[m][v], sums + (m * kVectors + v) * kLanes);
             }
         }
     };
@@ -127,8 +128,8 @@ __attribute__((noinline)) void multiply_tile(const float *x, const float *panel,
 #pragma GCC unroll 2
     for (int64_t i = 0; i < words; ++i, x += kParts * kM, panel += kPanel) {
         if constexpr (kTiles == 1) {
-#pragma GCC unroll 4
-            for (int64_t byte = 0; byte < kTileColumns * 4; byte += kLineBytes) {
+#pragma GCC unroll 12
+            for (int64_t byte = 0; byte < kVectors * kLanes * 4; byte += kLineBytes) {
                 __builtin_prefetch(reinterpret_cast<const char *>(panel) + kAheadBytes + byte, 0, 2); // into L2
             }
         } else {
@@ -138,9 +139,9 @@ __attribute__((noinline)) void multiply_tile(const float *x, const float *panel,
             }
             soon += advance;
         }
-        Column columns[kTileVectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < kTileVectors; ++v) {
+        Column columns[kVectors];
+#pragma GCC unroll 12
+        for (int v = 0; v < kVectors; ++v) {
             columns[v].read(panel + v * kLanes);
         }
 #pragma GCC unroll 16
@@ -150,8 +151,8 @@ __attribute__((noinline)) void multiply_tile(const float *x, const float *panel,
                 row[part] = splat(x[part * kM + m]);
                 keep_in_register(row[part]);
             }
-#pragma GCC unroll 4
-            for (int v = 0; v < kTileVectors; ++v) {
+#pragma GCC unroll 12
+            for (int v = 0; v < kVectors; ++v) {
                 sum[m][v] = multiply_add(columns[v], row, sum[m][v]);
             }
         }
@@ -159,19 +160,19 @@ __attribute__((noinline)) void multiply_tile(const float *x, const float *panel,
     for_each([](const VecF &value, float *at) { store(at, value); });
 }
 
-using Multiply = decltype(&multiply_tile<1, 1>);
+using Multiply = decltype(&multiply_tile<1, 1, 1>);
 
-template <int kTiles, int... kRow> constexpr Multiply tile_of(std::integer_sequence<int, kRow...>, int64_t rows) {
-    constexpr Multiply kOfRows[] = {&multiply_tile<kRow + 1, kTiles>...};
+template <int kVectors, int kTiles, int... kRow>
+constexpr Multiply tile_of(std::integer_sequence<int, kRow...>, int64_t rows) {
+    constexpr Multiply kOfRows[] = {&multiply_tile<kRow + 1, kVectors, kTiles>...};
     return kOfRows[rows - 1];
 }
 
-// Writes a tile's columns of y, from `column` on; the sums of rows are kTileColumns floats apart.
-void write_rows(const linear_packed::Args &a, const float *sums, const int64_t *y_offsets, int64_t rows,
-                int64_t column) {
-    const int64_t left = a.n - column, count = left < kTileColumns ? left : kTileColumns;
+// Writes `count` columns of y, from `column` on; the sums of rows are `pitch` floats apart.
+void write_rows(const linear_packed::Args &a, const float *sums, int64_t pitch, const int64_t *y_offsets, int64_t rows,
+                int64_t column, int64_t count) {
     const Bias<bf16> bias(a.bias, column);
-    for (int64_t m = 0; m < rows; ++m, sums += kTileColumns) {
+    for (int64_t m = 0; m < rows; ++m, sums += pitch) {
         bf16 *y = a.y.as<bf16>() + y_offsets[m] + column;
         for_each_vector(
             count, [&](int64_t i, auto lanes) { store_at(y, i, bias.plus(load_at(sums, i, lanes), i, lanes), lanes); });
@@ -182,35 +183,45 @@ const float *panel_of(const linear_packed::Args &a, const Pass &pass, int64_t pa
     return reinterpret_cast<const float *>(a.weight.as<const bf16>()) + panel * pass.words * kPanel;
 }
 
-// Multiplies tiles first .. last-1 of a pass by panels begin .. end-1. `sums`: kTileColumns floats per row.
+// Multiplies tiles first .. last-1 of a pass, of up to kRows rows, by panels begin .. end-1, kVectors vectors of columns
+// at a time. `sums`: kPanel floats per row.
+template <int kRows, int kVectors>
 void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
                      int64_t first, int64_t last, int64_t begin, int64_t end, float *sums) {
-    constexpr std::make_integer_sequence<int, kTileRows> sizes{};
+    constexpr std::make_integer_sequence<int, kRows> sizes{};
+    constexpr int64_t kColumns = kVectors * kLanes;
     const int64_t tiles = last - first, first_row = pass.row(first), rows = pass.row(last) - first_row;
     if (tiles == 0) {
         return;
     }
-    const int64_t advance = tiles == 2 ? 2 * kLineBytes : ceil_div(kWordBytes, tiles);
     for (int64_t panel = begin; panel < end; ++panel) {
-        for (int64_t part = 0; part < kPanel && panel * kPanel + part < a.n; part += kTileColumns) {
-            const float *columns = panel_of(a, pass, panel) + part;
-            for (int64_t block = 0; block < pass.blocks; ++block) {
-                const int64_t word = pass.block(block), words = pass.block(block + 1) - word;
-                // The next block follows this one in memory, unless vectors are narrow and panels are processed in
-                // parts. After the last block nothing is prefetched.
-                const bool done = panel + 1 == end && block + 1 == pass.blocks;
-                const auto *next = reinterpret_cast<const char *>(columns + (done ? 0 : word + words) * kPanel);
+        const float *const columns = panel_of(a, pass, panel);
+        const int64_t left = a.n - panel * kPanel, used = left < kPanel ? left : kPanel;
+        // Narrow vectors multiply a block in parts, which share the prefetches as tiles do.
+        const int64_t parts = ceil_div(used, kColumns), turns = parts * tiles;
+        const int64_t advance = turns == 2 ? 2 * kLineBytes : ceil_div(kWordBytes, turns);
+        for (int64_t block = 0; block < pass.blocks; ++block) {
+            const int64_t word = pass.block(block), words = pass.block(block + 1) - word;
+            // The next block follows this one in memory. After the last one nothing is prefetched.
+            const bool done = panel + 1 == end && block + 1 == pass.blocks;
+            const auto *next = reinterpret_cast<const char *>(columns + (done ? 0 : word + words) * kPanel);
+            for (int64_t part = 0; part < parts; ++part) {
                 for (int64_t tile = first; tile < last; ++tile) {
                     const int64_t row = pass.row(tile), count = pass.row(tile + 1) - row;
-                    const auto multiply = tiles == 1   ? tile_of<1>(sizes, count)
-                                          : tiles == 2 ? tile_of<2>(sizes, count)
-                                                       : tile_of<3>(sizes, count);
-                    multiply(x + pass.x_at(tile) + word * kParts * count, columns + word * kPanel, words,
-                             sums + (row - first_row) * kTileColumns, block == 0,
-                             done ? next : next + (tile - first) * words * advance, done ? 0 : advance);
+                    const auto multiply = turns == 1   ? tile_of<kVectors, 1>(sizes, count)
+                                          : turns == 2 ? tile_of<kVectors, 2>(sizes, count)
+                                                       : tile_of<kVectors, 3>(sizes, count);
+                    multiply(x + pass.x_at(tile) + word * kParts * count, columns + word * kPanel + part * kColumns,
+                             words, sums + (part * rows + row - first_row) * kColumns, block == 0, next,
+                             done ? 0 : advance);
+                    next += done ? 0 : words * advance;
                 }
             }
-            write_rows(a, sums, y_offsets + first_row, rows, panel * kPanel + part);
+        }
+        for (int64_t part = 0; part < parts; ++part) {
+            const int64_t rest = used - part * kColumns;
+            write_rows(a, sums + part * rows * kColumns, kColumns, y_offsets + first_row, rows,
+                       panel * kPanel + part * kColumns, rest < kColumns ? rest : kColumns);
         }
     }
 }
@@ -219,14 +230,16 @@ void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float
 // there is a tile for each thread.
 void multiply_part(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
                    int64_t panels, int64_t part, int64_t parts, float *sums) {
+    const auto multiply = [&](int64_t first, int64_t last, int64_t begin, int64_t end) {
+        const auto by = pass.rows == 1 ? multiply_panels<1, kPanelVectors> : multiply_panels<kTileRows, kTileVectors>;
+        by(a, pass, x, y_offsets, first, last, begin, end, sums);
+    };
     if (pass.tiles < parts) {
-        return multiply_panels(a, pass, x, y_offsets, 0, pass.tiles, panels * part / parts, panels * (part + 1) / parts,
-                               sums);
+        return multiply(0, pass.tiles, panels * part / parts, panels * (part + 1) / parts);
     }
     const int64_t each = panels / parts;
-    multiply_panels(a, pass, x, y_offsets, 0, pass.tiles, each * part, each * (part + 1), sums);
-    multiply_panels(a, pass, x, y_offsets, pass.tiles * part / parts, pass.tiles * (part + 1) / parts, each * parts,
-                    panels, sums);
+    multiply(0, pass.tiles, each * part, each * (part + 1));
+    multiply(pass.tiles * part / parts, pass.tiles * (part + 1) / parts, each * parts, panels);
 }
 
 void multiply(const linear_packed::Args &a) {
@@ -239,7 +252,7 @@ void multiply(const linear_packed::Args &a) {
     const int64_t bytes = panels * kPanel * k * static_cast<int64_t>(sizeof(bf16)) * ceil_div(pass_rows, kTileRows);
     const Pass largest{pass_rows, k};
     const int64_t threads = parallel_threads(panels > largest.tiles ? panels : largest.tiles, bytes);
-    const int64_t thread_floats = pass_rows * kTileColumns, x_floats = ceil_div(largest.x_floats(), kLanes) * kLanes;
+    const int64_t thread_floats = pass_rows * kPanel, x_floats = ceil_div(largest.x_floats(), kLanes) * kLanes;
     auto *x =
         static_cast<float *>(cpu::scratch(static_cast<size_t>(x_floats + threads * thread_floats) * sizeof(float)));
     for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {

@@ -7,42 +7,49 @@ namespace {
 
 using linear_table4::kTable;
 
-alignas(64) constexpr uint8_t kLevels[64] = {
-    0,  12, 22,  32,  40, 47, 54, 60, 65,  70,  76, 82, 89, 97, 106, 121, 0,  12, 22,  32,  40, 47,
-    54, 60, 65,  70,  76, 82, 89, 97, 106, 121, 0,  12, 22, 32, 40,  47,  54, 60, 65,  70,  76, 82,
-    89, 97, 106, 121, 0,  12, 22, 32, 40,  47,  54, 60, 65, 70, 76,  82,  89, 97, 106, 121,
+// Added to the levels, to make them unsigned where bytes are multiplied as such.
+#if defined(INFINI_SCALED_PAIRS)
+constexpr int kAdded = 0;
+#else
+constexpr int kAdded = 64;
+#endif
+
+// The levels for each 16 bytes of a vector.
+struct Levels {
+    alignas(64) uint8_t bytes[64];
 };
 
-constexpr bool levels_are_of_the_table() {
+constexpr Levels make_levels() {
+    Levels levels{};
     for (int i = 0; i < 64; ++i) {
-        if (kLevels[i] != kTable[i % 16] + 64) {
-            return false;
-        }
+        levels.bytes[i] = static_cast<uint8_t>(kTable[i % 16] + kAdded);
     }
-    return true;
+    return levels;
 }
-static_assert(levels_are_of_the_table());
 
-// Replaces each byte below 16 by table[byte] + 64.
+constexpr Levels kLevels = make_levels();
+
+// Replaces each byte below 16 by table[byte] + kAdded.
 inline VecU look_up(VecU indices) {
 #if defined(__AVX512F__)
-    return (VecU)_mm512_shuffle_epi8(_mm512_load_si512(kLevels), (__m512i)indices);
+    return (VecU)_mm512_shuffle_epi8(_mm512_load_si512(kLevels.bytes), (__m512i)indices);
 #elif defined(__AVX2__)
-    return (VecU)_mm256_shuffle_epi8(_mm256_load_si256(reinterpret_cast<const __m256i *>(kLevels)), (__m256i)indices);
+    return (VecU)_mm256_shuffle_epi8(_mm256_load_si256(reinterpret_cast<const __m256i *>(kLevels.bytes)),
+                                     (__m256i)indices);
 #elif defined(__aarch64__)
-    return (VecU)vqtbl1q_u8(vld1q_u8(kLevels), (uint8x16_t)indices);
+    return (VecU)vqtbl1q_u8(vld1q_u8(kLevels.bytes), (uint8x16_t)indices);
 #else
     uint8_t bytes[kVectorBytes];
     std::memcpy(bytes, &indices, sizeof bytes);
     for (uint8_t &byte : bytes) {
-        byte = kLevels[byte];
+        byte = kLevels.bytes[byte];
     }
     return load_bytes(bytes);
 #endif
 }
 
 struct TableWeights : linear_table4::Layout {
-    static constexpr int kOffset = 64;
+    static constexpr int kOffset = kAdded;
 
     static void unpack(const uint8_t *lines, int pair, int v, VecU (&columns)[2]) {
         const VecU indices = load_bytes(lines + pair * kLineBytes + v * kVectorBytes);

@@ -16,7 +16,11 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 constexpr int64_t kMaxRows = 256; // rows of x that are quantized at once: about 1 MB for k up to 4096
+#if defined(INFINI_SCALED_PAIRS)
+constexpr int kTileRows = 8;
+#else
 constexpr int kTileRows = kManyRegisters ? 8 : 4;
+#endif
 constexpr int kPairs = kBlock / 8, kGroupPairs = kPairs / kBlockGroups; // pairs: 4 columns and the next 4
 constexpr int kGroupWords = 1 + kGroup / 4;                             // per group of a row of x
 constexpr int64_t kAheadBytes = 2048;
@@ -74,8 +78,17 @@ private:
 
 // ---- the weight ----
 
+// The scales of a group for a vector of rows, as GroupSum wants them.
 inline VecI load_scales(const uint8_t *p) {
-#if defined(__AVX512F__)
+#if defined(INFINI_SCALED_PAIRS)
+    alignas(32) static constexpr int8_t kUpper[32] = {-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3,
+                                                      -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7};
+    long long bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    const __m256i upper =
+        _mm256_shuffle_epi8(_mm256_set1_epi64x(bytes), _mm256_load_si256(reinterpret_cast<const __m256i *>(kUpper)));
+    return (VecI)_mm256_srai_epi16(upper, 8);
+#elif defined(__AVX512F__)
     return (VecI)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
 #elif defined(__AVX2__)
     return (VecI)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
@@ -89,6 +102,50 @@ inline VecI load_scales(const uint8_t *p) {
 }
 
 // ---- products ----
+
+// Adds the products of a group of columns and rows of x, times the group's scales. of_x: the group's words.
+template <typename Weights, int kM> class GroupSum {
+public:
+#if defined(INFINI_SCALED_PAIRS)
+    INFINI_ALWAYS_INLINE GroupSum(const int32_t *of_x, VecI scales, VecI *sums)
+        : of_x_(of_x), scales_(scales), sums_(sums) {}
+    INFINI_ALWAYS_INLINE void add(VecU columns, int word) {
+#pragma GCC unroll 8
+        for (int m = 0; m < kM; ++m) {
+            sums_[m] = scaled_dot(sums_[m], columns, VecI{} + of_x_[word * kM + m], scales_);
+            keep_in_register(sums_[m]); // GCC would add all products at the end, and spill them until then
+        }
+    }
+    INFINI_ALWAYS_INLINE void finish() {}
+
+private:
+#else
+    INFINI_ALWAYS_INLINE GroupSum(const int32_t *of_x, VecI scales, VecI *sums)
+        : of_x_(of_x), scales_(scales), sums_(sums) {
+#pragma GCC unroll 8
+        for (int m = 0; m < kM; ++m) {
+            group_[m] = VecI{} + of_x[m];
+        }
+    }
+    INFINI_ALWAYS_INLINE void add(VecU columns, int word) {
+#pragma GCC unroll 8
+        for (int m = 0; m < kM; ++m) {
+            group_[m] = Weights::add_products(group_[m], columns, VecI{} + of_x_[word * kM + m]);
+        }
+    }
+    INFINI_ALWAYS_INLINE void finish() {
+#pragma GCC unroll 8
+        for (int m = 0; m < kM; ++m) {
+            sums_[m] += group_[m] * scales_;
+        }
+    }
+
+private:
+    VecI group_[kM];
+#endif
+    const int32_t *of_x_;
+    VecI scales_, *sums_;
+};
 
 // For a few rows of x the weight is read as weight_reading() says: in kStreams distant places, one block of each in turn
 // (one row of x, 4096 -> 14336, on a Sapphire Rapids core that reads 15.5 GB/s: 14.6 GB/s, in one place 9.5), or in one.
@@ -132,12 +189,8 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
                 }
 #pragma GCC unroll 4
                 for (int g = 0; g < kBlockGroups; ++g) {
-                    const int32_t *const of_x = groups + g * kGroupWords * kM;
-                    VecI of_group[kM];
-#pragma GCC unroll 8
-                    for (int m = 0; m < kM; ++m) {
-                        of_group[m] = VecI{} + of_x[m];
-                    }
+                    GroupSum<Weights, kM> group(groups + g * kGroupWords * kM,
+                                                load_scales(data + g * kPanel + v * kLanes), of_block);
 #pragma GCC unroll 2
                     for (int pair = 0; pair < kGroupPairs; ++pair) {
                         if (kS == 1 && v == 0) { // not all at once: there are few buffers for lines in flight
@@ -151,18 +204,10 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
                         Weights::unpack(lines, g * kGroupPairs + pair, v, columns);
 #pragma GCC unroll 2
                         for (int part = 0; part < 2; ++part) {
-#pragma GCC unroll 8
-                            for (int m = 0; m < kM; ++m) {
-                                const VecI word = VecI{} + of_x[(1 + 2 * pair + part) * kM + m];
-                                of_group[m] = Weights::add_products(of_group[m], columns[part], word);
-                            }
+                            group.add(columns[part], 1 + 2 * pair + part);
                         }
                     }
-                    const VecI scales = load_scales(data + g * kPanel + v * kLanes);
-#pragma GCC unroll 8
-                    for (int m = 0; m < kM; ++m) {
-                        of_block[m] += of_group[m] * scales;
-                    }
+                    group.finish();
                 }
 #pragma GCC unroll 8
                 for (int m = 0; m < kM; ++m) {
@@ -220,24 +265,12 @@ __attribute__((noinline)) void add_run(const int32_t *groups, const float *x_sca
         const int32_t *of_x = groups;
         VecI sums[kM] = {};
         for (int64_t g = 0; g < blocks * kBlockGroups; ++g, of_x += kGroupWords * kM) {
-            VecI of_group[kM];
-#pragma GCC unroll 8
-            for (int m = 0; m < kM; ++m) {
-                of_group[m] = VecI{} + of_x[m];
-            }
+            GroupSum<Weights, kM> group(of_x, weights.scales[g][v], sums);
 #pragma GCC unroll 4
             for (int part = 0; part < kGroup / 4; ++part) {
-                const VecU columns = weights.columns[g * (kGroup / 4) + part][v];
-#pragma GCC unroll 8
-                for (int m = 0; m < kM; ++m) {
-                    of_group[m] = Weights::add_products(of_group[m], columns, VecI{} + of_x[(1 + part) * kM + m]);
-                }
+                group.add(weights.columns[g * (kGroup / 4) + part][v], 1 + part);
             }
-            const VecI scales = weights.scales[g][v];
-#pragma GCC unroll 8
-            for (int m = 0; m < kM; ++m) {
-                sums[m] += of_group[m] * scales;
-            }
+            group.finish();
         }
 #pragma GCC unroll 8
         for (int m = 0; m < kM; ++m) {

@@ -6,4 +6,4 @@ from ...ops._panels import GROUP8
 from ...ops.linear_group8 import SPEC
 from .linear_table4 import Linear
 
-INFO = Linear(SPEC, GROUP8, 129).info  # -127
+INFO = Linear(SPEC, GROUP8, 128).info  # -128, which quantize_group8 never writes
