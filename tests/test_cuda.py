@@ -52,7 +52,8 @@ def laid_out(spec: OpInfo, sample: Sample, layout: str) -> Sample:
 
     def moved_argument(name: str, value: Any) -> Any:
         there = relayout(layout, value)
-        return there if name not in spec.contiguous or there.is_contiguous() else value
+        kept = name in spec.contiguous or name in sample.contiguous
+        return value if kept and not there.is_contiguous() else there
 
     there = on_cuda(sample)
     args = tuple(map(moved_argument, spec.arguments, there.args))

@@ -91,7 +91,8 @@ def test_layouts(spec: OpInfo, dtype: torch.dtype, capability: str) -> None:
     def laid_out(layout: str, sample: Sample) -> Sample:
         def moved_argument(name: str, value: Any) -> Any:
             there = relayout(layout, value)
-            return there if name not in spec.contiguous or there.is_contiguous() else value
+            kept = name in spec.contiguous or name in sample.contiguous
+            return value if kept and not there.is_contiguous() else there
 
         args = tuple(map(moved_argument, spec.arguments, sample.args))
         return Sample(f"{sample.name}, {layout}", args, {k: relayout(layout, v) for k, v in sample.kwargs.items()})

@@ -20,6 +20,8 @@ def fused_experts(
     index: Tensor,
     weights: Tensor,
     activation: str = "swiglu",
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -27,8 +29,9 @@ def fused_experts(
 
     y[t] = sum_j weights[t, j] * (act(x[t] @ gate[e]^T) * (x[t] @ up[e]^T)) @ down[e]^T with e = index[t, j], where
     gate_up[e] is gate[e] above up[e]. Only the weights of chosen experts are read, each once for up to 1024 tokens.
-    Products are linear's. Gate, up, their gated product and each expert's result are rounded to the dtype of x; the sum
-    over j is taken in float32, in order, and rounded once.
+    Products are linear's; with scales, those of linear_group8 and linear_table4, which quantize their input. Gate, up,
+    their gated product and each expert's result are rounded to the dtype of x; the sum over j is taken in float32, in
+    order, and rounded once.
 
     Args:
         x: [tokens, hidden]; stride 1 in the last dimension.
@@ -37,6 +40,9 @@ def fused_experts(
         index: [tokens, k] int64 or int32, from 0 to experts - 1.
         weights: [tokens, k] in the dtype of x or float32; NaN gives NaN for that token alone.
         activation: "swiglu", silu(gate) * up, or "geglu", gelu(gate) * up with gelu by tanh.
+        gate_up_scales: [experts, 2 * inner] float32, if gate_up is quantized: [experts, panels, blocks, bytes] uint8,
+            contiguous, of each expert what quantize_group8 or quantize_table4 writes. Given with down_scales.
+        down_scales: [experts, hidden] float32, for a down that is quantized likewise, also in the other format.
         out: [tokens, hidden], written and returned instead of a new tensor; must not share memory with the arguments.
 
     Returns:
@@ -58,17 +64,27 @@ def fused_experts(
     if activation not in ACTIVATIONS:
         raise ValueError(f"infini::fused_experts: activation must be 'swiglu' or 'geglu', got {activation!r}")
     op = torch.ops.infini.fused_experts
-    of = (x, gate_up, down, index, weights, ACTIVATIONS[activation])
+    of = (x, gate_up, down, index, weights, ACTIVATIONS[activation], gate_up_scales, down_scales)
     return op.default(*of) if out is None else op.out(*of, out=out)
 
 
-def fake(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: int = 0) -> Tensor:
+def fake(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    activation: int = 0,
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
+) -> Tensor:
     return x.new_empty(x.shape)
 
 
 SPEC = OpSpec(
     fused_experts,
-    schema="(Tensor x, Tensor gate_up, Tensor down, Tensor index, Tensor weights, int activation=0) -> Tensor",
+    schema="(Tensor x, Tensor gate_up, Tensor down, Tensor index, Tensor weights, int activation=0, "
+    "Tensor? gate_up_scales=None, Tensor? down_scales=None) -> Tensor",
     fake=fake,
     devices=("cpu",),
 )

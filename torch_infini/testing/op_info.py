@@ -24,11 +24,15 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """The arguments of one call, made for a dtype; `name` says in test ids what is special about them."""
+    """The arguments of one call, made for a dtype; `name` says in test ids what is special about them.
+
+    contiguous: the arguments that must be contiguous in this call, besides those of OpSpec.contiguous.
+    """
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
+    contiguous: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 // The rules of fused_experts, and its kernel on the CPU: tokens are sorted by expert, and each expert's are multiplied
-// by linear's kernels.
+// by the kernels of linear or of its quantized kinds.
 // Limit: for few tokens the memory bandwidth of the chosen experts' weights, for many the multiply-add units.
 #include "fused_experts.h"
 
@@ -11,6 +11,8 @@
 #include "elementwise/elementwise.h"
 #include "indices.h"
 #include "linear/linear.h"
+#include "linear_group8/linear_group8.h"
+#include "linear_table4/linear_table4.h"
 
 namespace infini::fused_experts {
 
@@ -52,17 +54,53 @@ char *element(const TensorView &view, int64_t offset) {
     return view.as<char>() + offset * static_cast<int64_t>(size_of(view.dtype));
 }
 
-// The matrix of one expert.
-TensorView of_expert(const TensorView &all, int64_t expert) {
-    return matrix(element(all, expert * all.strides[0]), all.dtype, all.shape[1], all.shape[2], all.strides[1]);
+// all[i]
+TensorView select(const TensorView &all, int64_t i) {
+    TensorView view = all;
+    view.data = element(all, i * all.strides[0]);
+    view.ndim = all.ndim - 1;
+    for (int d = 0; d < view.ndim; ++d) {
+        view.shape[d] = all.shape[d + 1];
+        view.strides[d] = all.strides[d + 1];
+    }
+    return view;
 }
 
-void multiply(const ExecutionContext &context, const TensorView &x, const TensorView &weight, const TensorView &y) {
-    linear::Args args;
+bool is_dense(const TensorView &scales) {
+    return scales.dtype == INFINI_DTYPE_INVALID;
+}
+
+// The op that multiplies by weights in panels, whose blocks have this size; null for another size.
+const panels::Op *op_of(int64_t block_bytes) {
+    for (const panels::Op *op : {&linear_group8::kOp, &linear_table4::kOp}) {
+        if (op->block_bytes == block_bytes) {
+            return op;
+        }
+    }
+    return nullptr;
+}
+
+// y = x @ weights[expert]^T
+void multiply(const ExecutionContext &context, const TensorView &x, const TensorView &weights, const TensorView &scales,
+              int64_t expert, const TensorView &y) {
+    if (is_dense(scales)) {
+        linear::Args args;
+        args.x = x;
+        args.weight[0] = select(weights, expert);
+        args.y = y;
+        return linear::run(context, args);
+    }
+    panels::Args args;
     args.x = x;
-    args.weight[0] = weight;
+    args.weight = select(weights, expert);
+    args.scales = select(scales, expert);
     args.y = y;
-    linear::run(context, args);
+    op_of(weights.size(-1))->run(context, args);
+}
+
+// The columns between the two products.
+int64_t inner_of(const Args &args) {
+    return (is_dense(args.gate_up_scales) ? args.gate_up : args.gate_up_scales).size(1) / 2;
 }
 
 void gate(const ExecutionContext &context, int64_t activation, const TensorView &both, const TensorView &y) {
@@ -96,7 +134,7 @@ void check_indices(const Args &args) {
 // Tokens [first, first + tokens).
 void compute(const ExecutionContext &context, const Args &args, int64_t first, int64_t tokens) {
     const Indices index(args.index);
-    const int64_t experts = args.gate_up.size(0), inner = args.down.size(2), hidden = args.x.size(1);
+    const int64_t experts = args.gate_up.size(0), inner = inner_of(args), hidden = args.x.size(1);
     const int64_t k = args.index.size(1), pairs = tokens * k;
     const auto expert_of = [&](int64_t pair) {
         return index.at((first + pair / k) * args.index.strides[0] + pair % k * args.index.strides[1]);
@@ -140,9 +178,9 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
         }
         const TensorView gate_up = matrix(both, dtype, rows, 2 * inner, 2 * inner);
         const TensorView h = matrix(gated, dtype, rows, inner, inner);
-        multiply(context, x, of_expert(args.gate_up, e), gate_up);
+        multiply(context, x, args.gate_up, args.gate_up_scales, e, gate_up);
         gate(context, args.activation, gate_up, h);
-        multiply(context, h, of_expert(args.down, e),
+        multiply(context, h, args.down, args.down_scales, e,
                  matrix(results + from * hidden * size, dtype, rows, hidden, hidden));
     }
     SumArgs sum{args.y, args.weights, results, row.data()};
@@ -163,25 +201,71 @@ void run_on_cpu(const ExecutionContext &context, const Args &args) {
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu};
 
+void check_even(const char *name, const TensorView &view) {
+    if (view.size(1) % 2 != 0) {
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, name, "have an even second dimension, gate above up",
+                   shape_of(view));
+    }
+}
+
+// Checks the scales of rows of all experts; returns the number of rows.
+int64_t check_scales(const char *name, const TensorView &scales) {
+    kRule.rank(name, scales, 2);
+    kRule.dtype(name, scales, {INFINI_DTYPE_F32});
+    kRule.dense_last(name, scales);
+    return scales.size(1);
+}
+
+// Checks weights in panels, of `rows` rows of k elements for each expert.
+void check_panels(const char *name, const TensorView &weights, int64_t experts, int64_t rows, int64_t k,
+                  const char *why) {
+    kRule.dtype(name, weights, {INFINI_DTYPE_U8});
+    const int64_t bytes = weights.size(3);
+    if (op_of(bytes) == nullptr) {
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, name,
+                   message("have blocks of ", linear_group8::kOp.block_bytes, " bytes (group8) or ",
+                           linear_table4::kOp.block_bytes, " (table4)"),
+                   std::to_string(bytes));
+    }
+    const auto up = [](int64_t value, int64_t step) { return value / step + (value % step != 0); };
+    kRule.shape(name, weights, {experts, up(rows, panels::kPanel), up(k, panels::kBlock), bytes}, why);
+    kRule.contiguous(name, weights);
+}
+
 } // namespace
 
 void check_inputs(const Args &args) {
     const TensorView &x = args.x, &gate_up = args.gate_up, &down = args.down;
+    const bool dense = is_dense(args.gate_up_scales);
     kRule.rank("x", x, 2);
     kRule.dtype("x", x, INFINI_FLOATS);
     kRule.dense_last("x", x);
-    kRule.rank("gate_up", gate_up, 3);
-    kRule.same_dtype("gate_up", gate_up, "x", x);
-    if (gate_up.size(1) % 2 != 0) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "gate_up", "have an even second dimension, gate above up",
-                   shape_of(gate_up));
+    if (dense != is_dense(args.down_scales)) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, dense ? "gate_up_scales" : "down_scales",
+                   message("be given with ", dense ? "down_scales" : "gate_up_scales"), "None");
     }
-    kRule.shape("gate_up", gate_up, {gate_up.size(0), gate_up.size(1), x.size(1)}, "to match the last dimension of x");
-    kRule.dense_last("gate_up", gate_up);
-    kRule.rank("down", down, 3);
-    kRule.same_dtype("down", down, "x", x);
-    kRule.shape("down", down, {gate_up.size(0), x.size(1), gate_up.size(1) / 2}, "to match gate_up and x");
-    kRule.dense_last("down", down);
+    if (dense) {
+        kRule.rank("gate_up", gate_up, 3);
+        kRule.same_dtype("gate_up", gate_up, "x", x);
+        check_even("gate_up", gate_up);
+        kRule.shape("gate_up", gate_up, {gate_up.size(0), gate_up.size(1), x.size(1)},
+                    "to match the last dimension of x");
+        kRule.dense_last("gate_up", gate_up);
+        kRule.rank("down", down, 3);
+        kRule.same_dtype("down", down, "x", x);
+        kRule.shape("down", down, {gate_up.size(0), x.size(1), gate_up.size(1) / 2}, "to match gate_up and x");
+        kRule.dense_last("down", down);
+    } else {
+        kRule.rank("gate_up", gate_up, 4);
+        const int64_t experts = gate_up.size(0), rows = check_scales("gate_up_scales", args.gate_up_scales);
+        check_even("gate_up_scales", args.gate_up_scales);
+        kRule.shape("gate_up_scales", args.gate_up_scales, {experts, rows}, "to match the experts of gate_up");
+        check_panels("gate_up", gate_up, experts, rows, x.size(1), "to match gate_up_scales and x");
+        check_scales("down_scales", args.down_scales);
+        kRule.shape("down_scales", args.down_scales, {experts, x.size(1)}, "to match gate_up and x");
+        kRule.rank("down", down, 4);
+        check_panels("down", down, experts, x.size(1), rows / 2, "to match gate_up_scales and x");
+    }
     kRule.rank("index", args.index, 2);
     kRule.dtype("index", args.index, INFINI_INDICES);
     kRule.shape("index", args.index, {x.size(0), args.index.size(1)}, "to match the rows of x");
@@ -197,6 +281,10 @@ void check_output(const Args &args) {
     kRule.rows_of_x("out", args.y, args.x, args.x.size(1), "that of x");
     kRule.no_overlap("out", args.y, "gate_up", args.gate_up);
     kRule.no_overlap("out", args.y, "down", args.down);
+    if (!is_dense(args.gate_up_scales)) {
+        kRule.no_overlap("out", args.y, "gate_up_scales", args.gate_up_scales);
+        kRule.no_overlap("out", args.y, "down_scales", args.down_scales);
+    }
     kRule.no_overlap("out", args.y, "index", args.index);
     kRule.no_overlap("out", args.y, "weights", args.weights);
 }

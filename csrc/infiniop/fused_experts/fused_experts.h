@@ -1,8 +1,9 @@
 // fused_experts: the gated MLPs of a mixture of experts. For token t and its chosen experts e = index[t, j]
 //     y[t] = sum over j of weights[t, j] * (act(x[t] @ gate[e]^T) * (x[t] @ up[e]^T)) @ down[e]^T,
 // where gate_up[e] is gate[e] above up[e]. A step reads the experts that were chosen, each once.
-// Products are those of linear, with the bits of linear for a row; gate, up, their gated product and each expert's
-// result are rounded to the dtype of x, and the sum over j is taken in float, in order, and rounded once.
+// Products are those of linear, or of linear_group8 and linear_table4 for weights in panels, with their bits for a row;
+// gate, up, their gated product and each expert's result are rounded to the dtype of x, and the sum over j is taken in
+// float, in order, and rounded once.
 #pragma once
 
 #include "cpu_capability.h"
@@ -22,6 +23,10 @@ struct Args {
     TensorView index;   // [tokens, k] int64 or int32: experts
     TensorView weights; // [tokens, k], the dtype of x or float32
     int64_t activation = 0;
+    // Of weights in panels (panel_weights.h), which are [experts, panels, blocks, bytes] uint8, contiguous: the scales
+    // of their rows, float32, any outer strides. dtype == INFINI_DTYPE_INVALID: the weights are dense.
+    TensorView gate_up_scales; // [experts, 2 * inner]
+    TensorView down_scales;    // [experts, hidden]
 };
 
 // Check the arguments: the inputs, which determine the shape of y; then y too.

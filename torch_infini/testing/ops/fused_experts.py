@@ -8,39 +8,98 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops._panels import GROUP8, TABLE4, Panels
 from ...ops.fused_experts import SPEC
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from .linear import inputs as linear_inputs
+from .linear_group8 import INFO as LINEAR_GROUP8
+from .linear_table4 import INFO as LINEAR_TABLE4
 
 
 def activate(x: Tensor, activation: int) -> Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh") if activation else torch.nn.functional.silu(x)
 
 
-def reference(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: int = 0) -> Tensor:
+def product(x: Tensor, weight: Tensor, scales: Tensor | None) -> Tensor:
+    """Return x @ weight^T, rounded to the dtype of x, as float64."""
+    if scales is None:
+        return (x.double() @ weight.double().t()).to(x.dtype).double()
+    info = LINEAR_GROUP8 if weight.shape[-1] == GROUP8.block_bytes else LINEAR_TABLE4
+    result: Tensor = info.reference(x, weight, scales)
+    return result
+
+
+def reference(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    activation: int = 0,
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
+) -> Tensor:
     """Round where the op rounds; products, activations and the sum over experts are in float64."""
-
-    def rounded(value: Tensor) -> Tensor:
-        return value.to(x.dtype).double()
-
     y = torch.zeros(x.shape, dtype=torch.float64)
-    for t in range(index.shape[0]):
-        for j in range(index.shape[1]):
-            e = int(index[t, j])
-            gate, up = rounded(gate_up[e].double() @ x[t].double()).chunk(2)
-            y[t] += weights[t, j].double() * rounded(down[e].double() @ rounded(activate(gate, activation) * up))
+    for e in index.unique().tolist():
+        tokens, places = torch.where(index == e)
+        gate, up = product(x[tokens], gate_up[e], None if gate_up_scales is None else gate_up_scales[e]).chunk(2, -1)
+        h = (activate(gate, activation) * up).to(x.dtype)
+        results = (
+            product(h, down[e], None if down_scales is None else down_scales[e])
+            * weights[tokens, places, None].double()
+        )
+        y.index_add_(0, tokens, results)
     return y
 
 
-def peer(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: int = 0) -> Tensor:
-    """A loop over the chosen experts, as transformers has it."""
+def peer(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    activation: int = 0,
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
+) -> Tensor:
+    """A loop over the chosen experts, as transformers has it, with their weights in the dtype of x."""
+    inner = gate_up.shape[1] // 2 if gate_up_scales is None else gate_up_scales.shape[1] // 2
     y = torch.zeros_like(x)
     for e in index.unique().tolist():
         tokens, places = torch.where(index == e)
-        gate, up = torch.nn.functional.linear(x[tokens], gate_up[e]).chunk(2, -1)
-        h = torch.nn.functional.linear(activate(gate, activation) * up, down[e])
+        both = [dense(gate_up[e], gate_up_scales, e, x), dense(down[e], down_scales, e, x.new_empty(0, inner))]
+        gate, up = torch.nn.functional.linear(x[tokens], both[0]).chunk(2, -1)
+        h = torch.nn.functional.linear(activate(gate, activation) * up, both[1])
         y.index_add_(0, tokens, (h * weights[tokens, places, None]).to(x.dtype))
     return y
+
+
+def dense(weight: Tensor, scales: Tensor | None, e: int, x: Tensor) -> Tensor:
+    """Return the weight of expert e in the dtype of x, which has its columns."""
+    if scales is None:
+        return weight
+    panels = GROUP8 if weight.shape[-1] == GROUP8.block_bytes else TABLE4
+    return panels.dequantize(weight, scales[e], x.shape[-1], x.dtype)
+
+
+def packed(panels: Panels, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize the weights [experts, n, k] of all experts."""
+    experts, n, k = weights.shape
+    to = torch.full((experts, *panels.packed_shape(n, k)), 0x7D, dtype=torch.uint8)
+    scales = torch.zeros(experts, n)
+    for e in range(experts):
+        elements, group_scales, scales[e] = panels.quantize(weights[e])
+        panels.put_rows(to[e], torch.arange(n), elements, group_scales)
+    return to, scales
+
+
+def quantized(gate_up_in: Panels, down_in: Panels, *sizes: Any, activation: int = 0) -> tuple[Any, ...]:
+    """Make the arguments of the op with quantized weights; sizes: the arguments of inputs."""
+    x, gate_up, down, index, weights = inputs(*sizes)
+    gate_up, gate_up_scales = packed(gate_up_in, gate_up)
+    down, down_scales = packed(down_in, down)
+    return x, gate_up, down, index, weights, activation, gate_up_scales, down_scales
 
 
 def inputs(
@@ -80,6 +139,20 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("nothing inside", inputs(dtype, 3, 32, 0, 4, 2))
     yield Sample("several threads", inputs(dtype, 2, 512, 300, 4, 2))
     yield Sample("more tokens than are computed at once", inputs(dtype, 1030, 8, 4, 3, 1))
+
+    def in_panels(name: str, gate_up: Panels, down: Panels, *sizes: int, activation: int = 0) -> Sample:
+        args = quantized(gate_up, down, dtype, *sizes, activation=activation)
+        return Sample(name, args, contiguous=("gate_up", "down"))
+
+    for name, panels in (("group8", GROUP8), ("table4", TABLE4)):
+        for tokens in (1, 3, 40):
+            yield in_panels(f"{name}, {tokens} tokens", panels, panels, tokens, 96, 48, 8, 2)
+        for hidden, inner in ((1, 1), (7, 31), (65, 33), (769, 130)):
+            yield in_panels(f"{name}, {hidden} columns, {inner} inside", panels, panels, 5, hidden, inner, 4, 3)
+        yield in_panels(f"{name}, no tokens", panels, panels, 0, 32, 16, 4, 2)
+        yield in_panels(f"{name}, nothing inside", panels, panels, 3, 32, 0, 4, 2)
+        yield in_panels(f"{name}, geglu", panels, panels, 6, 64, 32, 4, 2, activation=1)
+    yield in_panels("gate and up in 4 bits, down in 8", TABLE4, GROUP8, 5, 96, 48, 4, 2)
 
 
 def errors() -> Iterator[ErrorCase]:
@@ -159,6 +232,73 @@ def errors() -> Iterator[ErrorCase]:
             op + f"index must be from 0 to 3, the experts of gate_up, got {wrong} at [1, 0]",
             of_values=True,
         )
+    size = "blocks of 1088 bytes (group8) or 576 (table4)"
+    _, gate8, down8, *_, gate_scales, down_scales = quantized(GROUP8, GROUP8, torch.float32, 2, 16, 8, 4, 2)
+    for name, of, says in (
+        (
+            "gate_up_scales alone",
+            (gate8, down8, 0, gate_scales),
+            "down_scales must be given with gate_up_scales, got None",
+        ),
+        (
+            "down_scales alone",
+            (gate8, down8, 0, None, down_scales),
+            "gate_up_scales must be given with down_scales, got None",
+        ),
+        (
+            "dense with scales",
+            (gate_up, down, 0, gate_scales, down_scales),
+            "gate_up must have 4 dimensions, got 3 (shape [4, 16, 16])",
+        ),
+        (
+            "scales dtype",
+            (gate8, down8, 0, gate_scales.half(), down_scales),
+            "gate_up_scales must be float32, got float16",
+        ),
+        (
+            "scales rank",
+            (gate8, down8, 0, gate_scales[0], down_scales),
+            "gate_up_scales must have 2 dimensions, got 1 (shape [16])",
+        ),
+        (
+            "scales of gate without up",
+            (gate8, down8, 0, gate_scales[:, :15], down_scales),
+            "gate_up_scales must have an even second dimension, gate above up, got [4, 15]",
+        ),
+        (
+            "scales of other experts",
+            (gate8, down8, 0, gate_scales[:3], down_scales),
+            "gate_up_scales must have shape [4, 16] to match the experts of gate_up, got [3, 16]",
+        ),
+        ("block size", (gate8[..., :1000], down8, 0, gate_scales, down_scales), f"gate_up must have {size}, got 1000"),
+        (
+            "panels",
+            (gate8[:, :0], down8, 0, gate_scales, down_scales),
+            "gate_up must have shape [4, 1, 1, 1088] to match gate_up_scales and x, got [4, 0, 1, 1088]",
+        ),
+        (
+            "panels apart",
+            (gate8[::2], down8[:2], 0, gate_scales[:2], down_scales[:2]),
+            "gate_up must be contiguous, got strides [2176, 1088, 1088, 1]",
+        ),
+        (
+            "panels dtype",
+            (gate8.view(torch.int8), down8, 0, gate_scales, down_scales),
+            "gate_up must be uint8, got int8",
+        ),
+        (
+            "down_scales of other columns",
+            (gate8, down8, 0, gate_scales, down_scales[:, :15]),
+            "down_scales must have shape [4, 16] to match gate_up and x, got [4, 15]",
+        ),
+        (
+            "down dense",
+            (gate8, down, 0, gate_scales, down_scales),
+            "down must have 4 dimensions, got 3 (shape [4, 16, 8])",
+        ),
+    ):
+        first, second, *others = of
+        yield ErrorCase(name, (x, first, second, index, weights, *others), op + says)
     yield ErrorCase(
         "meta gate_up",
         (x, gate_up.to("meta"), down, index, weights),
@@ -189,18 +329,34 @@ def errors() -> Iterator[ErrorCase]:
     )
 
 
-def cost(x: Tensor, gate_up: Tensor, down: Tensor, index: Tensor, weights: Tensor, activation: int = 0) -> Cost:
+def cost(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    activation: int = 0,
+    gate_up_scales: Tensor | None = None,
+    down_scales: Tensor | None = None,
+) -> Cost:
     chosen = len(index.unique())
-    of_expert = (gate_up[:1].numel() + down[:1].numel()) * x.element_size()
+    scales = [tensor[:1] for tensor in (gate_up_scales, down_scales) if tensor is not None]
+    hidden = x.shape[1]
+    inner = gate_up.shape[1] // 2 if gate_up_scales is None else gate_up_scales.shape[1] // 2
     return Cost(
-        bytes=2 * nbytes(x) + nbytes(index, weights) + chosen * of_expert,
-        flops=2 * index.numel() * (gate_up[:1].numel() + down[:1].numel()),
+        bytes=2 * nbytes(x) + nbytes(index, weights) + chosen * nbytes(gate_up[:1], down[:1], *scales),
+        flops=2 * index.numel() * 3 * hidden * inner,
     )
 
 
 def bench(dtype: torch.dtype) -> Iterator[Sample]:
     for tokens in (1, 8, 256):
-        yield Sample(f"{tokens} tokens, 32 experts of 2048 x 768, 8 chosen", inputs(dtype, tokens, 2048, 768, 32, 8))
+        shape = "experts of 2048 x 768, 8 chosen"
+        yield Sample(f"{tokens} tokens, 32 {shape}", inputs(dtype, tokens, 2048, 768, 32, 8))
+        for name, panels in (("group8", GROUP8), ("table4", TABLE4)):
+            yield Sample(
+                f"{name}, {tokens} tokens, 32 {shape}", quantized(panels, panels, dtype, tokens, 2048, 768, 32, 8)
+            )
 
 
 INFO = OpInfo(
