@@ -68,6 +68,7 @@ PRIVATE = {
     ("nn.linear", "ops._packed"),
     ("patch.checks.conditions", "ops._registry"),
     ("patch.layers.sharded", "ops._registry"),
+    ("testing.ops.fused_experts", "ops._panels"),
     ("testing.ops.linear_group8", "ops._panels"),
     ("testing.ops.linear_packed", "ops._packed"),
     ("testing.ops.linear_table4", "ops._panels"),
@@ -82,7 +83,7 @@ PRIVATE = {
 FOLDERS: dict[str, set[str]] = {
     "patch.checks": set(),
     "patch.layers": {"patch.checks"},
-    "patch.files": {"patch.layers"},
+    "patch.files": {"patch.checks", "patch.layers"},
     "patch.paged": {"patch.checks", "patch.files", "patch.layers"},
 }
 # Cycles between modules of a package that are there today: the modules of each.

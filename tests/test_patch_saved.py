@@ -533,12 +533,14 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
     "quantized unknown": (
         both("quantized", "../../lm_head", to={"format": "int8", "group": 0}),
         WRONG,
-        "quantized['../../lm_head'] in torch_infini.json must name a torch.nn.Linear of the model, got no such module",
+        "quantized['../../lm_head'] in torch_infini.json must name a torch.nn.Linear of the model, or its experts, got "
+        "no such module",
     ),
     "quantized norm": (
         both("quantized", "model.norm", to={"format": "int8", "group": 0}),
         WRONG,
-        "quantized['model.norm'] in torch_infini.json must name a torch.nn.Linear of the model, got a LlamaRMSNorm",
+        "quantized['model.norm'] in torch_infini.json must name a torch.nn.Linear of the model, or its experts, got a "
+        "LlamaRMSNorm",
     ),
     "quantized text": (both("quantized", UP, to="int4"), WRONG, f"quantized['{UP}'] in torch_infini.json must be an"),
     "int2": (

@@ -26,8 +26,8 @@ from .layers.layer import link
 from .layers.loop import Loop
 from .layers.memory import align
 from .layers.model import IMPLEMENTATION, Model
-from .layers.quantized_linear import QuantizedLinear, quantize_layer
-from .quantize import choose_weights, fuse_projections, layers_to_choose, row_of
+from .layers.quantized import Quantized
+from .quantize import choose_weights, fuse_projections, layers_to_choose, quantize_module, row_of
 from .report import SKIPPED, PatchReport, Row
 from .shares import local, tp_group_of_model
 from .state import Selection, State, holders, replace_config, undo
@@ -168,9 +168,9 @@ class Patching:
         wanted = {one.name: format for one in self.layers if (format := next(iter(one.formats), None)) is not None}
         try:
             for name, format in wanted.items():
-                quantize_layer(model.get_submodule(name), format)
+                quantize_module(model.get_submodule(name), format)
         finally:  # even after an interrupt the model works, and its report is accurate
-            done = [name for name in wanted if isinstance(model.get_submodule(name), QuantizedLinear)]
+            done = [name for name in wanted if isinstance(model.get_submodule(name), Quantized)]
             self.state.quantized = [*taken, *done]
             missed = wanted.keys() - set(done)
             rows = tuple(
@@ -245,7 +245,7 @@ def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
             seen |= {id(p) for p in own}
             parameters += sum(local(p).numel() for p in own)
             size += sum(local(p).nbytes for p in own)
-            if isinstance(module, QuantizedLinear):
+            if isinstance(module, Quantized):
                 parameters += module.weight_count
                 size += sum(b.nbytes for b in module.buffers())
         last[name] = replace(last[name], parameters=parameters, bytes=size)

@@ -6,7 +6,7 @@ Sensitivity is measured. Errors of layers are assumed to be independent: their s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from ..weights import FORMATS, served
 from .checks.trial import Logits, labelled, rms
 from .decoder import Decoder
+from .layers.experts import WEIGHTS as EXPERTS
+from .layers.experts import Experts
 from .report import Budget
 
 PREFIX = "auto:"
@@ -25,10 +27,10 @@ NAME = "torch_infini.patch_model"
 
 
 class QuantizableLayer(NamedTuple):
-    """A linear layer that may be quantized: its formats by their names in `weights=`, or the reason why it has none."""
+    """A linear layer or experts: the formats by their names in `weights=`, or the reason why there is none."""
 
     name: str
-    module: nn.Linear
+    module: nn.Module
     formats: dict[str, str]
     reason: str
 
@@ -93,26 +95,34 @@ def tokens_of(calibrate: Tensor | None, vocabulary: int) -> Tensor:
     return ids[None, :MOST_TOKENS].long()
 
 
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights to quantize: [n, k] of a linear layer, [experts, n, k] of experts."""
+    names = EXPERTS if isinstance(module, Experts) else ("weight",)
+    return {name: module.get_parameter(name).detach() for name in names}
+
+
 @contextmanager
-def weight_as(module: nn.Module, weight: Tensor) -> Iterator[None]:
-    """Run the body with another weight in a layer."""
-    old = module._parameters["weight"]
-    module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+def weights_as(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Run the body with other weights in a layer."""
+    old = {name: module._parameters[name] for name in weights}
+    module._parameters.update({name: nn.Parameter(w, requires_grad=False) for name, w in weights.items()})
     try:
         yield
     finally:
-        module._parameters["weight"] = old
+        module._parameters.update(old)
 
 
 def size_of(weight: Tensor, name: str) -> int:
-    """Return the size of a weight in a format, in bits."""
-    format, (n, k) = FORMATS[name], weight.shape
+    """Return the size of a weight [..., n, k] in a format, in bits."""
+    format, (*outer, n, k) = FORMATS[name], weight.shape
     kinds = format.kinds(n, k, format.group(k), weight.dtype).values()
-    return 8 * sum(math.prod(kind.shape) * kind.dtype.itemsize for kind in kinds)
+    return 8 * math.prod(outer) * sum(math.prod(kind.shape) * kind.dtype.itemsize for kind in kinds)
 
 
 def quantized(weight: Tensor, name: str) -> Tensor:
-    """Return a weight quantized to a format and dequantized."""
+    """Return a weight [..., n, k] quantized to a format and dequantized."""
+    if weight.dim() > 2:
+        return torch.stack([quantized(one, name) for one in weight])
     format, (n, k) = FORMATS[name], weight.shape
     new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=weight.device)
     integers = format.empty(n, k, format.group(k), weight.dtype, new)
@@ -156,9 +166,13 @@ def choose(
     errors: list[list[float]] = []
     for group in groups:
         members = [layers[i] for i in group]
-        weights = [layer.module.weight.detach() for layer in members]
+        weights = [weights_of(layer.module) for layer in members]
         taken = {
-            name: sum(size_of(weight, layer.formats[name]) for layer, weight in zip(members, weights, strict=True))
+            name: sum(
+                size_of(weight, layer.formats[name])
+                for layer, of_layer in zip(members, weights, strict=True)
+                for weight in of_layer.values()
+            )
             for name in served()
             if all(name in layer.formats for layer in members)
         }
@@ -166,18 +180,26 @@ def choose(
         squares: list[float] = []  # squared errors of the weights, by format
         e = 0.0
         for name in names:
-            rounded = [quantized(weight, layer.formats[name]) for layer, weight in zip(members, weights, strict=True)]
-            pairs = zip(rounded, weights, strict=True)
-            squares.append(sum(float((a.float() - b.float()).square().sum()) for a, b in pairs))
+            rounded = [
+                {key: quantized(weight, layer.formats[name]) for key, weight in of_layer.items()}
+                for layer, of_layer in zip(members, weights, strict=True)
+            ]
+            squares.append(
+                sum(
+                    float((found[key].float() - weight.float()).square().sum())
+                    for found, of_layer in zip(rounded, weights, strict=True)
+                    for key, weight in of_layer.items()
+                )
+            )
             if name == names[0]:
                 with labelled(), ExitStack() as stack:
-                    for layer, weight in zip(members, rounded, strict=True):
-                        stack.enter_context(weight_as(layer.module, weight))
+                    for layer, found in zip(members, rounded, strict=True):
+                        stack.enter_context(weights_as(layer.module, found))
                     e = rms((logits.again().float() - before)[finite]) / scale
         options.append(names)
         sizes.append([taken[name] for name in names])
         errors.append([e**2 * square / (squares[0] or 1.0) for square in squares])
-    count = sum(layer.module.weight.numel() for layer in layers)
+    count = sum(weight.numel() for layer in layers for weight in weights_of(layer.module).values())
     chosen = spend(sizes, errors, bits * count)
     total = sum(size[i] for size, i in zip(sizes, chosen, strict=True))
     if total > bits * count:
@@ -185,9 +207,9 @@ def choose(
             f"{NAME}: weights must be at least '{PREFIX}{total / count:.2f}' for this model, the smallest format of "
             f"each layer, got '{PREFIX}{bits:g}'"
         )
-    found = {layers[i].name: options[g][chosen[g]] for g, group in enumerate(groups) for i in group}
+    formats = {layers[i].name: options[g][chosen[g]] for g, group in enumerate(groups) for i in group}
     expected = sum(error[i] for error, i in zip(errors, chosen, strict=True)) ** 0.5
-    return found, Budget(bits, total / count, expected)
+    return formats, Budget(bits, total / count, expected)
 
 
 def spend(sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: float) -> list[int]:

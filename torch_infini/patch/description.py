@@ -27,7 +27,7 @@ from .layers.experts import Experts
 from .layers.layer import DecoderLayer
 from .layers.mlp import GATES, GatedMLP
 from .layers.norm import RMSNorm
-from .layers.quantized_linear import QuantizedLinear
+from .layers.quantized import Quantized
 from .paged.sites import Site, Unserved, find_sites
 from .report import SKIPPED, Row, pattern, shortened
 from .state import Selection, states_in, undo
@@ -350,7 +350,7 @@ def _read(model: nn.Module, decoder: Decoder, rows: Sequence[Row]) -> Descriptio
 
 
 def _count(model: nn.Module) -> int:
-    quantized = sum(module.weight_count for module in model.modules() if isinstance(module, QuantizedLinear))
+    quantized = sum(module.weight_count for module in model.modules() if isinstance(module, Quantized))
     return quantized + sum({id(p): p.numel() for p in model.parameters()}.values())
 
 
@@ -394,8 +394,8 @@ def _mlp(module: nn.Module) -> MLPDescription | ExpertsDescription | None:
     experts = next((child for child in module.modules() if isinstance(child, Experts)), None)
     if experts is not None:
         shared = next((found for child in module.children() if (found := _gated(child)) is not None), None)
-        number, _, columns = experts.get_parameter("down_proj").shape
-        name = next(name for name, of in ACTIVATIONS.items() if of == vars(experts)[PLAN].activation)
+        number, _, columns = experts.sizes
+        name = next(name for name, of in ACTIVATIONS.items() if of == experts.experts_plan.activation)
         return ExpertsDescription(number, name, columns, shared)
     return _gated(module)
 

@@ -1,4 +1,4 @@
-"""Chooses the linear layers to quantize and their integer formats; fuses those that share an input."""
+"""Chooses the layers and experts to quantize and their integer formats; fuses layers that share an input."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from ..weights import served
 from . import budget
 from .decoder import Decoder
 from .layers.attention import Attention
+from .layers.experts import Experts
 from .layers.mlp import GatedMLP
-from .layers.quantized_linear import QuantizedLinear, fuse, layers_to_quantize
+from .layers.quantized import Quantized
+from .layers.quantized_experts import QuantizedExperts, quantize_experts
+from .layers.quantized_linear import QuantizedLinear, fuse, quantize_layer
 from .layers.sharded import ShardedLinear
 from .report import SKIPPED, Budget, Row
 from .state import Selection
@@ -21,23 +24,60 @@ from .swap import PLAN, Unsupported
 def layers_to_choose(
     model: nn.Module, decoder: Decoder, weights: str, selection: Selection
 ) -> list[budget.QuantizableLayer]:
-    """Return every linear layer that may be quantized, with the formats that it may have."""
+    """Return every module that may be quantized, with the formats that it may have."""
     layers = []
     for name, module, format in layers_to_quantize(model, decoder, weights):
         formats, reason = {}, selection.excludes(name) or ""
         for one in () if reason else served() if budget.bits_of(weights) is not None else (format,):
             try:
-                formats[one] = QuantizedLinear.plans(module, one)[0].format
+                formats[one] = kind_of(module).plans(module, one)[0].format
             except Unsupported as unsupported:
                 reason = str(unsupported)
         layers.append(budget.QuantizableLayer(name, module, formats, "" if formats else reason))
     return layers
 
 
+def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[tuple[str, nn.Module, str]]:
+    """Return (name, module, format) of the decoder's projections and experts, and of the head, int8 for int4.
+
+    An error in the head affects every logit, and the head is a small part of most models.
+    """
+    inside = {id(module) for module in decoder.layers.modules()}
+    # The layers that an adapter adds are left: they are small, and may be trained.
+    adapters = {
+        id(part)
+        for module in model.modules()
+        if "base_layer" in module._modules
+        for name, child in module.named_children()
+        if name != "base_layer"
+        for part in child.modules()
+    }
+    found: list[tuple[str, nn.Module, str]] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | Experts) or isinstance(module, Quantized) or id(module) in adapters:
+            continue
+        if id(module) in inside:
+            found.append((name, module, format))
+        elif name.rpartition(".")[2] == "lm_head":
+            found.append((name, module, "int8"))
+    return found
+
+
+def kind_of(module: nn.Module) -> type[QuantizedExperts | QuantizedLinear]:
+    """Return the patch that computes a module with integer weights."""
+    return QuantizedExperts if isinstance(module, Experts) else QuantizedLinear
+
+
+def quantize_module(module: nn.Module, format: str) -> None:
+    """Quantize the weights of a linear layer or of experts."""
+    (quantize_experts if isinstance(module, Experts) else quantize_layer)(module, format)
+
+
 def row_of(layer: budget.QuantizableLayer) -> Row:
     """Return the report's row for a layer in its first format."""
     format = next(iter(layer.formats), None)
-    op = SKIPPED if format is None else QuantizedLinear.ops(QuantizedLinear.plans(layer.module, format)[0])
+    kind = kind_of(layer.module)
+    op = SKIPPED if format is None else kind.ops(kind.plans(layer.module, format)[0])
     return Row(layer.name, type(layer.module).__name__, op, layer.reason)
 
 

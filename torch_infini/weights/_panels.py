@@ -19,6 +19,7 @@ class PanelFormat(Format):
 
     panel = PANEL
     panels: Panels
+    serves_experts = True
 
     def serves_on(self, device: torch.device) -> bool:
         return backing_type(device) in ("cpu", "cuda")

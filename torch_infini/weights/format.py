@@ -42,6 +42,7 @@ class Format(ABC):
         groups: The group sizes that a file may name, preferred ones first; (0,) if there is no choice.
         op: The op of torch.ops.infini that multiplies by it; empty: linear_ and the name.
         panel: Rows that are stored together. Weights can be concatenated if all but the last have a multiple of it.
+        serves_experts: Whether infini::fused_experts takes weights of the format.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Format(ABC):
     op: str = ""
     groups: tuple[int, ...] = (0,)
     panel: int = 1
+    serves_experts: bool = False
 
     def serves_on(self, device: torch.device) -> bool:
         """Return whether a device has kernels for the product."""

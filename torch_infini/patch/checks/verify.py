@@ -50,7 +50,10 @@ class Verifier:
 
     def plan(self, module: nn.Module, patch: type[Patched]) -> Any:
         """Return the plan under which the patched forward computes the same as the module, or raise Unsupported."""
-        plans = patch.plans(module)
+        return self.checked(module, patch, patch.plans(module))
+
+    def checked(self, module: nn.Module, patch: type[Patched], plans: Sequence[Any]) -> Any:
+        """The same for given plans; the module may be on meta, for its probe has weights of its own."""
         try:
             probe = patch.probe(module, self.rotary)
             if probe is None:

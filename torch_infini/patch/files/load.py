@@ -16,9 +16,15 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from ...checkpoints import StoredLayer, TensorInfo, Wanted, check_tensors, read_tensors
+from ...weights import FORMATS
 from ..apply import apply
-from ..layers.quantized_linear import WeightPlan, empty_buffers, install
+from ..checks.verify import Verifier
+from ..decoder import find_decoder
+from ..layers import quantized_experts, quantized_linear
+from ..layers.experts import Experts, has_experts, plan_of
+from ..layers.quantized import Quantized
 from ..state import Selection
+from ..swap import Unsupported
 from .folder import (
     BUFFERS,
     CONFIG,
@@ -77,29 +83,61 @@ def on_meta(config: Any, description: FolderDescription) -> PreTrainedModel:
 def install_all(
     model: PreTrainedModel, quantized: Mapping[str, StoredLayer], dtype: torch.dtype, file: str, where: str
 ) -> None:
-    """Turn linear layers into quantized layers on the meta device, to be loaded later.
+    """Turn linear layers and experts into quantized ones on the meta device, to be loaded later.
 
     Raises:
-        ValueError: For a name that is not of a linear layer, or a group that does not divide its columns.
+        ValueError: For a name that is not of a linear layer or of experts, or a group that does not divide its columns.
     """
     modules = dict(model.named_modules())
     for name, layer in quantized.items():
         module = modules.get(name)
-        if type(module) is not nn.Linear:
+        field = f"{QUANTIZED}[{name!r}]"
+        if module is not None and has_experts(module):
+            install_experts(model, module, layer, dtype, file, field, where)
+        elif type(module) is nn.Linear:
+            if layer.group and module.in_features % layer.group:
+                rule = f"have a group that divides the layer's {module.in_features} columns"
+                raise invalid(file, field, rule, layer.group, where)
+            plan = quantized_linear.WeightPlan(layer.format, layer.group, dtype)
+            quantized_linear.install(module, plan, quantized_linear.empty_buffers(module, plan))
+        else:
             got = "no such module" if module is None else f"a {type(module).__name__}"
-            raise invalid(file, f"{QUANTIZED}[{name!r}]", "name a torch.nn.Linear of the model", got, where)
-        if layer.group and module.in_features % layer.group:
-            rule = f"have a group that divides the layer's {module.in_features} columns"
-            raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, layer.group, where)
-        plan = WeightPlan(layer.format, layer.group, dtype)
-        install(module, plan, empty_buffers(module, plan))
+            raise invalid(file, field, "name a torch.nn.Linear of the model, or its experts", got, where)
         vars(module)["_is_hf_initialized"] = True  # else from_pretrained would initialize the weight
-    weights = {f"{name}.weight" for name in quantized}
+    weights = freed_weights(model)
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name in weights & tied.keys():
         del tied[name]
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     model._keys_to_ignore_on_load_unexpected = {*ignored, *(f"^{re.escape(name)}$" for name in weights)}
+
+
+def install_experts(
+    model: PreTrainedModel, module: nn.Module, layer: StoredLayer, dtype: torch.dtype, file: str, field: str, where: str
+) -> None:
+    """Turn experts on the meta device into quantized ones, if they compute what the op does."""
+    if not FORMATS[layer.format].serves_experts or layer.group:
+        able = ", ".join(sorted(one.name for one in FORMATS.values() if one.serves_experts))
+        raise invalid(file, field, f"have one of the formats of experts, {able}, with group 0", tuple(layer), where)
+    found = find_decoder(model)
+    try:
+        if found is None:
+            raise Unsupported("the model has no decoder of the Llama family")
+        experts = Verifier(found[1]).checked(module, Experts, [plan_of(module)])
+    except Unsupported as reason:
+        raise invalid(file, field, "name experts that can be patched", str(reason), where) from None
+    plan = quantized_experts.QuantizedExpertsPlan(layer.format, layer.group, dtype, experts)
+    quantized_experts.install(module, plan, quantized_experts.empty_buffers(module, plan))
+
+
+def freed_weights(model: nn.Module) -> set[str]:
+    """Return the names of the original's weights that quantized modules no longer have."""
+    return {
+        f"{name}.{parameter}"
+        for name, module in model.named_modules()
+        if isinstance(module, Quantized)
+        for parameter in module.freed
+    }
 
 
 def finish(
@@ -175,7 +213,7 @@ def fill(
         ValueError: With the names that are missing, unexpected, or of another shape or dtype.
     """
     wanted = all_tensors(model)
-    empty = {f"{name}.weight" for name in description.quantized}  # save.py explains them
+    empty = freed_weights(model)  # save.py explains them
     header = {name: stored for name, stored in header.items() if name not in empty or stored.shape != (0,)}
     source_of = stored_names(model, description, header)
     tensors = {

@@ -19,7 +19,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from ...checkpoints import read_header, write_tensors
-from ..layers.quantized_linear import QuantizedLinear, is_savable
+from ..layers.quantized import Quantized
 from ..shares import local
 from ..state import state_of
 from .folder import BUFFERS, DESCRIPTION, FORMAT, QUANTIZED, TENSORS, all_tensors, non_persistent_buffers, shown
@@ -52,17 +52,15 @@ def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
         if tensor.device.type == "meta":
             raise ValueError(f"torch_infini.save_patched: every tensor must be allocated, got {name} on meta")
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear) and not is_savable(module):
+        if isinstance(module, Quantized) and not module.is_savable:
             raise ValueError(
                 "torch_infini.save_patched: quantized layers must be of patch_model(weights=...), got "
                 f"{name} of a checkpoint of another library: keep that checkpoint"
             )
     state = state_of(model)
-    quantized = {
-        name: {"format": module.plan.format, "group": module.plan.group}
-        for name, module in model.named_modules()
-        if isinstance(module, QuantizedLinear)
-    }
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Quantized)}
+    quantized = {name: {"format": one.plan.format, "group": one.plan.group} for name, one in layers.items()}
+    freed = [f"{name}.{parameter}" for name, module in layers.items() for parameter in module.freed]
     options = {
         "dtype": shown(model.dtype),
         QUANTIZED: quantized,
@@ -72,11 +70,11 @@ def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
     kept = state_to_write(model)
     folder.mkdir(parents=True, exist_ok=True)
     if quantized:
-        write_quantized(model, folder, kept, options)
+        write_quantized(model, folder, kept, freed, options)
     else:
         model.save_pretrained(folder, state_dict=kept, max_shard_size="1000TB")
     written = read_header(folder / TENSORS).keys()
-    converted = not written <= everything.keys() | {f"{name}.weight" for name in quantized}
+    converted = not written <= everything.keys() | set(freed)
     write_tensors(folder / BUFFERS, {name: everything[name].clone() for name in non_persistent_buffers(model)})
     description = {"format": FORMAT, "class": type(model).__name__, "converted": converted, **options}
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
@@ -100,10 +98,12 @@ def state_to_write(model: PreTrainedModel) -> dict[str, Tensor]:
     return state
 
 
-def write_quantized(model: PreTrainedModel, folder: Path, state: dict[str, Tensor], options: dict[str, Any]) -> None:
+def write_quantized(
+    model: PreTrainedModel, folder: Path, state: dict[str, Tensor], freed: list[str], options: dict[str, Any]
+) -> None:
     """Write the files of save_pretrained, with the quantizer's name in the config.
 
-    Quantized layers get an empty `weight`: transformers without torch_infini only warns of an unknown quantizer and
+    Freed weights are empty in the file: transformers without torch_infini only warns of an unknown quantizer and
     would continue with random weights, but it raises where shapes differ.
     """
     config = deepcopy(model.config)
@@ -118,7 +118,7 @@ def write_quantized(model: PreTrainedModel, folder: Path, state: dict[str, Tenso
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if names.setdefault(key, name) == name or not tensor.numel():  # else from_pretrained ties it
             tensors[name] = tensor
-    tensors |= {f"{name}.weight": torch.empty(0, dtype=model.dtype) for name in options[QUANTIZED]}
+    tensors |= {name: torch.empty(0, dtype=model.dtype) for name in freed}
     write_tensors(folder / TENSORS, tensors)
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)
 

@@ -15,12 +15,12 @@ from ..._core.devices import on_cpu
 from ...ops.fused_experts import ACTIVATIONS
 from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_weights
 from ..checks.probe import HALF, LENGTHS, PROBE_SEED, SIZES, WIDTH, frozen, probe_module, random, tokens, with_nan
-from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
+from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .mlp import ACTIVATION_NAMES, GATES
 
 fused_experts = torch.ops.infini.fused_experts.default
 
-_WEIGHTS = ("gate_up_proj", "down_proj")
+WEIGHTS = ("gate_up_proj", "down_proj")
 _EXPERTS, _INNER, _CHOSEN = 4, 24, 2  # of a probe module
 
 
@@ -33,8 +33,8 @@ class ExpertsPlan(NamedTuple):
 
 def has_experts(module: nn.Module) -> bool:
     """Return whether a module keeps the weights of several gated MLPs in two tensors."""
-    weights = [module._parameters.get(name) for name in _WEIGHTS]
-    return all(weight is not None and weight.dim() == 3 for weight in weights)
+    weights = [module._parameters.get(name) for name in WEIGHTS]
+    return isinstance(module, Experts) or all(weight is not None and weight.dim() == 3 for weight in weights)
 
 
 class Experts(Patched):
@@ -44,33 +44,16 @@ class Experts(Patched):
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
-        if getattr(module, "_is_expert_parallel", False):
-            raise Unsupported("its experts are divided among ranks")
-        names = [name for name, parameter in module._parameters.items() if parameter is not None]
-        if sorted(names) != sorted(_WEIGHTS):
-            raise Unsupported(f"its experts have more than gate_up_proj and down_proj: {', '.join(names)}")
-        activation = next((name for name in ACTIVATION_NAMES if name in module._modules), None)
-        if activation is None or len(module._modules) > 1:
-            raise Unsupported(f"it has no activation ({' or '.join(ACTIVATION_NAMES)}), or other submodules")
-        kind = type(module._modules[activation])
-        if kind not in GATES:
-            raise Unsupported(f"its activation is {kind.__name__}, neither SiLU nor GELU by tanh")
-        experts, hidden, inner = _sizes(module)
-        shape = tuple(module.get_parameter("gate_up_proj").shape)
-        if shape != (experts, 2 * inner, hidden):
-            raise Unsupported(
-                f"its gate_up_proj has shape {list(shape)}, not [experts, 2 * inner, hidden] as its down_proj says"
-            )
+        plan = plan_of(module)
         if reason := unsupported_weights(module):
             raise Unsupported(reason)
         if not all(map(on_cpu, module.parameters())):
             raise Unsupported("the op for experts runs on the CPU alone")
-        op: Any = GATES[kind]
-        return [ExpertsPlan(ACTIVATIONS[op.name().removeprefix("infini::")], activation)]
+        return [plan]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
-        _, hidden, inner = _sizes(module)
+        _, hidden, inner = sizes(module)
         inner = WIDTH if inner == hidden else _INNER
         parameters = {
             "gate_up_proj": frozen(random(_EXPERTS, 2 * inner, WIDTH) / WIDTH**0.5),
@@ -79,7 +62,7 @@ class Experts(Patched):
         small = probe_module(module, parameters, module._modules)
         vars(small)[PROBE_SEED] = 0
         # A forward may read its sizes from attributes.
-        experts, *others = _sizes(module)
+        experts, *others = sizes(module)
         for name, value in vars(module).items():
             if type(value) is int and "num" in name:
                 vars(small)[name] = _EXPERTS if value == experts else value
@@ -113,25 +96,59 @@ class Experts(Patched):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if len(args) != 2 or kwargs or hidden_states.dim() != 2 or hidden_states.is_cuda:
-            return super().forward(hidden_states, *args, **kwargs)
-        if needs_fallback(self, hidden_states):
-            return super().forward(hidden_states, *args, **kwargs)
-        plan: ExpertsPlan = self.__dict__["_infini_plan"]
-        if not unhooked(self._modules[plan.module]):
-            return super().forward(hidden_states, *args, **kwargs)
-        index, weights = args
-        parameters = self._parameters
-        return fused_experts(
-            dense_last(hidden_states),
-            parameters["gate_up_proj"],
-            parameters["down_proj"],
-            index,
-            weights,
-            plan.activation,
+            return self.forward_of_original(hidden_states, *args, **kwargs)
+        if needs_fallback(self, hidden_states) or not unhooked(self._modules[self.experts_plan.module]):
+            return self.forward_of_original(hidden_states, *args, **kwargs)
+        return self.product(hidden_states, *args)
+
+    def forward_of_original(self, *args: Any, **kwargs: Any) -> Tensor:
+        result: Tensor = super().forward(*args, **kwargs)
+        return result
+
+    def product(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """Compute forward for a caller that has already ruled out the original's."""
+        of = [self._parameters[name] for name in WEIGHTS]
+        return fused_experts(dense_last(x), *of, index, weights, self.experts_plan.activation)
+
+    @property
+    def experts_plan(self) -> ExpertsPlan:
+        plan: ExpertsPlan = self.__dict__[PLAN]
+        return plan
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The numbers of experts, of columns of x, and of columns inside."""
+        return sizes(self)
+
+
+def plan_of(module: nn.Module) -> ExpertsPlan:
+    """Return the plan by the module's structure, which Experts.probe checks; its weights may be on meta.
+
+    Raises:
+        Unsupported: For another structure.
+    """
+    if getattr(module, "_is_expert_parallel", False):
+        raise Unsupported("its experts are divided among ranks")
+    names = [name for name, parameter in module._parameters.items() if parameter is not None]
+    if sorted(names) != sorted(WEIGHTS):
+        raise Unsupported(f"its experts have more than gate_up_proj and down_proj: {', '.join(names)}")
+    activation = next((name for name in ACTIVATION_NAMES if name in module._modules), None)
+    if activation is None or len(module._modules) > 1:
+        raise Unsupported(f"it has no activation ({' or '.join(ACTIVATION_NAMES)}), or other submodules")
+    kind = type(module._modules[activation])
+    if kind not in GATES:
+        raise Unsupported(f"its activation is {kind.__name__}, neither SiLU nor GELU by tanh")
+    experts, hidden, inner = sizes(module)
+    shape = tuple(module.get_parameter("gate_up_proj").shape)
+    if shape != (experts, 2 * inner, hidden):
+        raise Unsupported(
+            f"its gate_up_proj has shape {list(shape)}, not [experts, 2 * inner, hidden] as its down_proj says"
         )
+    op: Any = GATES[kind]
+    return ExpertsPlan(ACTIVATIONS[op.name().removeprefix("infini::")], activation)
 
 
-def _sizes(module: nn.Module) -> tuple[int, int, int]:
+def sizes(module: nn.Module) -> tuple[int, int, int]:
     """Return (experts, hidden, inner) by the weight of the second product."""
     experts, hidden, inner = module.get_parameter("down_proj").shape
     return experts, hidden, inner

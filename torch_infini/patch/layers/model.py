@@ -10,7 +10,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from ..swap import PLAN, Patched
 from .interface import NAME
-from .quantized_linear import QuantizedLinear
+from .quantized import Quantized
 
 IMPLEMENTATION = "_attn_implementation_internal"  # attribute of a config of transformers: the attention's name
 
@@ -58,11 +58,11 @@ class Model(Original):
         def layer(name: str) -> nn.Module:
             return self.get_submodule(name.rpartition(".")[0])
 
-        return {name: source for name, source in keys.items() if not isinstance(layer(name), QuantizedLinear)}
+        return {name: source for name, source in keys.items() if not isinstance(layer(name), Quantized)}
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Save unquantized models only: from_pretrained would take quantized weights for missing ones."""
-        if any(isinstance(module, QuantizedLinear) for module in self.modules()):
+        if any(isinstance(module, Quantized) for module in self.modules()):
             raise ValueError(
                 "torch_infini: save_pretrained: weights must be floating point, got quantized ones: "
                 "use torch_infini.save_patched and load_patched"

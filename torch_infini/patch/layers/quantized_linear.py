@@ -14,16 +14,12 @@ from torch import Tensor, nn
 from ...checkpoints import LinearWeight
 from ...weights import FORMATS, Integers, best
 from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_weights
-from ..decoder import Decoder
 from ..shares import LinearShard, local
 from ..swap import PLAN, Patched, Unsupported, restore, swap
+from .quantized import Quantized, all_finite, shown
 from .sharded import ShardedLinear
 
 FUSED = "_infini_fused"  # attribute of the first of several layers with one product: their FusedLinear
-WRITE_ERROR = (
-    "torch_infini: the weight of a layer with integer weights must not be written to: merge adapters before "
-    "patch_model(weights=...)"
-)
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 COLUMNS = "weight_columns"  # with act-order: the column of x for each column of the weight
 BUFFER_NAMES = {"weight": INTEGERS, "scales": SCALES, "zeros": ZEROS}  # the buffers of Integers' fields
@@ -39,36 +35,11 @@ class WeightPlan(NamedTuple):
     shard: LinearShard | None = None  # of a sharded layer, which has this rank's integers
 
 
-def version_of(x: Tensor) -> int | None:
-    """Return the version counter of x; None for inference tensors, which have none."""
-    return None if x.is_inference() else x._version
-
-
-class ReadOnly(Tensor):
-    """A dequantized weight. Writes, as by merging an adapter, raise because they would be lost; results are plain."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            weights = [x for x in args if isinstance(x, cls)]
-            before = [version_of(x) for x in weights]
-            result = func(*args, **(kwargs or {}))
-            if before != [version_of(x) for x in weights]:
-                raise ValueError(WRITE_ERROR)
-        return result
-
-    @property
-    def data(self) -> Tensor:
-        return self.detach().as_subclass(ReadOnly)
-
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        raise ValueError(WRITE_ERROR)
-
-
-class QuantizedLinear(Patched):
+class QuantizedLinear(Quantized):
     """A linear layer with a quantized weight; `weight` is dequantized at each access."""
 
+    freed = ("weight",)
+    kept = (SCALES, ZEROS)
     infini_ops = " or ".join(dict.fromkeys(one.op or f"linear_{one.name}" for one in FORMATS.values()))
     in_features: int
     out_features: int
@@ -87,7 +58,7 @@ class QuantizedLinear(Patched):
         if shard is None and (reason := unsupported_weights(module)):
             raise Unsupported(reason)
         assert isinstance(module, nn.Linear)
-        if not local(module.weight).isfinite().all():
+        if not all_finite(local(module.weight)):
             raise Unsupported("its weight contains infinity or NaN, which cannot be quantized")
         dtype = module.weight.dtype
         kind, k = best(format, local(module.weight).device), columns_of(module, shard)
@@ -111,7 +82,7 @@ class QuantizedLinear(Patched):
         columns = self._buffers.get(COLUMNS)
         if columns is not None:
             weight = torch.empty_like(weight).index_copy_(1, columns, weight)
-        return weight if torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
+        return shown(weight)
 
     def forward(self, input: Tensor) -> Tensor:
         if not needs_fallback(self, input):
@@ -143,22 +114,21 @@ class QuantizedLinear(Patched):
 
     @property
     def weight_count(self) -> int:
-        """The number of quantized weights on this rank."""
         return integers_of(self._buffers).scales.shape[0] * columns_of(self, self.plan.shard)
 
+    @property
+    def is_savable(self) -> bool:
+        plan, format = self.plan, FORMATS[self.plan.format]
+        if plan.group not in format.groups:
+            return False
+        kinds = format.kinds(1, plan.group or 1, plan.group, plan.dtype)
+        return {BUFFER_NAMES[name] for name in kinds} == {name for name in NAMES if name in self._buffers}
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
-        """Implement `to`: scales move to another device, but keep their precision."""
-        kept = {name: self._buffers[name] for name in (SCALES, ZEROS) if name in self._buffers}
         super()._apply(fn, recurse)
-        for name, old in kept.items():
-            new = self._buffers[name]
-            if new.dtype != old.dtype:
-                self._buffers[name] = old.to(new.device, torch.float32)
         fused: FusedLinear | None = vars(self).get(FUSED)
         if fused is not None and not fused.is_whole():
             fused.release()
-        plan: WeightPlan = vars(self)[PLAN]
-        vars(self)[PLAN] = plan._replace(dtype=fn(torch.empty(0, dtype=plan.dtype)).dtype)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -314,39 +284,3 @@ def install_weight(module: nn.Linear, weight: LinearWeight, dtype: torch.dtype) 
     plan = WeightPlan(weight.kind, weight.group, dtype)
     install(module, plan, {name: tensor for name, tensor in buffers.items() if tensor is not None})
     return True
-
-
-def is_savable(module: QuantizedLinear) -> bool:
-    """Return whether the weight is stored as patch_model stores it, which save_patched can write."""
-    plan: WeightPlan = vars(module)[PLAN]
-    format = FORMATS[plan.format]
-    if plan.group not in format.groups:
-        return False
-    kinds = format.kinds(1, plan.group or 1, plan.group, plan.dtype)
-    return {BUFFER_NAMES[name] for name in kinds} == {name for name in NAMES if name in module._buffers}
-
-
-def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[tuple[str, nn.Linear, str]]:
-    """Return (name, layer, format) of the decoder's projections and of the head, which stays in int8 for int4.
-
-    An error in the head affects every logit, and the head is a small part of most models.
-    """
-    inside = {id(module) for module in decoder.layers.modules()}
-    # The layers that an adapter adds are left: they are small, and may be trained.
-    adapters = {
-        id(part)
-        for module in model.modules()
-        if "base_layer" in module._modules
-        for name, child in module.named_children()
-        if name != "base_layer"
-        for part in child.modules()
-    }
-    found = []
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or isinstance(module, QuantizedLinear) or id(module) in adapters:
-            continue
-        if id(module) in inside:
-            found.append((name, module, format))
-        elif name.rpartition(".")[2] == "lm_head":
-            found.append((name, module, "int8"))
-    return found

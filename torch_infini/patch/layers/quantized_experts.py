@@ -1,0 +1,156 @@
+"""The experts of a mixture with quantized weights: `patch_model(model, weights="int8" | "int4")`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...weights import FORMATS, Integers, best
+from ..checks.conditions import dense_last
+from ..swap import PLAN, Unsupported, restore, swap
+from .experts import WEIGHTS, Experts, ExpertsPlan, fused_experts, sizes
+from .quantized import Quantized, all_finite, nth, shown
+
+DENSE = "_infini_dense"  # attribute during the original's forward: the dequantized weights, by name
+
+
+class QuantizedExpertsPlan(NamedTuple):
+    """How the weights are stored, and what Experts has found about the module."""
+
+    format: str
+    group: int
+    dtype: torch.dtype
+    experts: ExpertsPlan
+
+
+def integers_name(name: str) -> str:
+    return f"{name}_integers"
+
+
+def scales_name(name: str) -> str:
+    return f"{name}_scales"
+
+
+class QuantizedExperts(Quantized, Experts):
+    """Experts whose weights are [experts, panels, blocks, bytes]; the original's names give dequantized weights."""
+
+    freed = WEIGHTS
+    kept = tuple(scales_name(name) for name in WEIGHTS)
+
+    @classmethod
+    def plans(cls, module: nn.Module, format: str = "int8") -> Sequence[Any]:
+        if not isinstance(module, Experts):
+            raise Unsupported("its experts are not computed by fused_experts")
+        weights = [module.get_parameter(name) for name in WEIGHTS]
+        kind = best(format, weights[0].device)
+        if not kind.serves_experts:
+            able = ", ".join(sorted(one.name for one in FORMATS.values() if one.serves_experts))
+            raise Unsupported(f"experts can have the formats {able}, not {kind.name}")
+        if not all(map(all_finite, weights)):
+            raise Unsupported("its weights contain infinity or NaN, which cannot be quantized")
+        return [QuantizedExpertsPlan(kind.name, 0, weights[0].dtype, vars(module)[PLAN])]
+
+    @property
+    def experts_plan(self) -> ExpertsPlan:
+        plan: QuantizedExpertsPlan = vars(self)[PLAN]
+        return plan.experts
+
+    @property
+    def gate_up_proj(self) -> Tensor:
+        """The dequantized weights, [experts, 2 * inner, hidden] in the module's dtype: a new tensor at each access."""
+        return self.dequantized("gate_up_proj")
+
+    @property
+    def down_proj(self) -> Tensor:
+        """The dequantized weights, [experts, hidden, inner], likewise."""
+        return self.dequantized("down_proj")
+
+    def dequantized(self, name: str) -> Tensor:
+        dense: dict[str, Tensor] = vars(self).get(DENSE, {})
+        if name in dense:
+            return dense[name]
+        plan: QuantizedExpertsPlan = vars(self)[PLAN]
+        integers = Integers(self._buffers[integers_name(name)], self._buffers[scales_name(name)])
+        experts, n = integers.scales.shape
+        k = self.sizes[1 if name == "gate_up_proj" else 2]
+        weights = torch.empty(experts, n, k, dtype=plan.dtype, device=integers.scales.device)
+        for e in range(experts):
+            weights[e] = FORMATS[plan.format].dequantize(nth(integers, e), 0, n, k, plan.dtype)
+        return shown(weights)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The numbers of experts, of columns of x, and of columns inside."""
+        experts, hidden = self._buffers[scales_name("down_proj")].shape
+        return experts, hidden, self._buffers[scales_name("gate_up_proj")].shape[1] // 2
+
+    @property
+    def weight_count(self) -> int:
+        experts, hidden, inner = self.sizes
+        return 3 * experts * hidden * inner
+
+    @property
+    def is_savable(self) -> bool:
+        return True
+
+    def forward_of_original(self, *args: Any, **kwargs: Any) -> Tensor:
+        # It may take an expert at a time from the weights: they are dequantized once.
+        vars(self)[DENSE] = {name: self.dequantized(name) for name in WEIGHTS}
+        try:
+            return super().forward_of_original(*args, **kwargs)
+        finally:
+            vars(self).pop(DENSE, None)
+
+    def product(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        buffers = self._buffers
+        of = [buffers[integers_name(name)] for name in WEIGHTS]
+        scales = [buffers[scales_name(name)] for name in WEIGHTS]
+        return fused_experts(dense_last(x), *of, index, weights, self.experts_plan.activation, *scales)
+
+    def extra_repr(self) -> str:
+        experts, hidden, inner = self.sizes
+        return f"experts={experts}, hidden={hidden}, inner={inner}, {vars(self)[PLAN].format}"
+
+
+def quantize_experts(module: nn.Module, format: str) -> None:
+    """Quantize the weights of patched experts, and free them one after the other."""
+    plan: QuantizedExpertsPlan = QuantizedExperts.plans(module, format)[0]
+    assert isinstance(module, Experts)
+    kind = FORMATS[plan.format]
+    buffers: dict[str, Tensor] = {}
+    for name in WEIGHTS:
+        weights = module.get_parameter(name).detach()
+        experts, n, k = weights.shape
+        kinds = kind.kinds(n, k, plan.group, plan.dtype)
+        new = {field: torch.zeros(experts, *spec.shape, dtype=spec.dtype) for field, spec in kinds.items()}
+        integers = Integers(**new)
+        for e in range(experts):
+            kind.quantize(weights[e], nth(integers, e))
+        buffers[integers_name(name)], buffers[scales_name(name)] = integers.weight, integers.scales
+    restore(module)
+    install(module, plan, buffers)
+
+
+def empty_buffers(module: nn.Module, plan: QuantizedExpertsPlan) -> dict[str, Tensor]:
+    """Return the buffers of quantized experts on the meta device, to be loaded later."""
+    experts, hidden, inner = sizes(module)
+    buffers = {}
+    for name, n, k in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
+        kinds = FORMATS[plan.format].kinds(n, k, plan.group, plan.dtype)
+        empty = {
+            field: torch.empty(experts, *spec.shape, dtype=spec.dtype, device="meta") for field, spec in kinds.items()
+        }
+        buffers[integers_name(name)], buffers[scales_name(name)] = empty["weight"], empty["scales"]
+    return buffers
+
+
+def install(module: nn.Module, plan: QuantizedExpertsPlan, buffers: dict[str, Tensor]) -> None:
+    """Turn experts into quantized ones with these buffers, and free their weights; each step leaves a whole module."""
+    for name, value in buffers.items():
+        module.register_buffer(name, value)
+    swap(module, QuantizedExperts, plan)
+    for name in WEIGHTS:
+        del module._parameters[name]
