@@ -107,8 +107,9 @@ class Experts(Patched):
 
     def product(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """Compute forward for a caller that has already ruled out the original's."""
-        of = [self._parameters[name] for name in WEIGHTS]
-        return fused_experts(dense_last(x), *of, index, weights, self.experts_plan.activation)
+        gate_up, down = map(self._parameters.__getitem__, WEIGHTS)
+        plan: ExpertsPlan = self.__dict__[PLAN]  # each call of Python counts here
+        return fused_experts(dense_last(x), gate_up, down, index, weights, plan.activation)
 
     @property
     def experts_plan(self) -> ExpertsPlan:
