@@ -182,6 +182,15 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not heading or heading in anchors(target), f"{name_of(page)}: there is no heading {link}"
 
 
+def test_files_of_the_architecture_exist() -> None:
+    """By their names: a file that moves to another folder is still found by it."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`([\w./]+\.(?:py|cpp|cu|h|cuh))`", re.sub(r"```.*?```", "", text, flags=re.S))
+    known = {path.name for path in sources(".py", ".cpp", ".cu", ".h", ".cuh")}
+    assert len(named) > 40
+    assert not [name for name in named if Path(name).name not in known]
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name_of)
 def test_pages_begin_with_an_example_and_end_with_the_next(page: Path) -> None:
     text = page.read_text()
