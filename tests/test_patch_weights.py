@@ -282,17 +282,6 @@ def test_no_way_back(weights: str) -> None:
         patch_model(small(), weights="int2")
 
 
-def test_save_pretrained() -> None:
-    """save_pretrained raises, because from_pretrained would initialize the weights randomly."""
-    model = small()
-    patch_model(model, weights="int8")
-    with pytest.raises(
-        ValueError, match="weights must be floating point, got quantized ones: use torch_infini.save_patched"
-    ):
-        model.save_pretrained("nowhere")
-    assert not Path("nowhere").exists()
-
-
 @pytest.mark.parametrize("call", [0, 5, 14])
 @pytest.mark.parametrize("where", ["quantize_int8", "swap"])
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> None:

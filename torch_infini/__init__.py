@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
     from .patch import (
+        InfiniConfig,
         PatchReport,
         describe,
         is_patched,
@@ -46,6 +47,7 @@ __all__ = [
     "AsyncLLM",
     "Engine",
     "EngineConfig",
+    "InfiniConfig",
     "PatchReport",
     "SamplingParams",
     "checkpoints",
@@ -78,6 +80,7 @@ __all__ = [
 _PARTS = {
     "engine": ("LLM", "AsyncLLM", "Engine", "EngineConfig", "SamplingParams"),
     "patch": (
+        "InfiniConfig",
         "PatchReport",
         "describe",
         "is_patched",

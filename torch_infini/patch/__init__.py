@@ -8,7 +8,7 @@ Importing this module is cheap: transformers is imported by the first call of pa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -19,16 +19,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..weights import names
 from .decoder import find_decoder
+from .options import check_weights, patterns
 from .report import Budget, PatchReport, Row, Verification
 from .swap import STATE, Patched
 
 if TYPE_CHECKING:
     from .description import Description
+    from .files.config import InfiniConfig
 
 __all__ = [
     "Budget",
+    "InfiniConfig",
     "PatchReport",
     "Row",
     "Verification",
@@ -41,6 +43,18 @@ __all__ = [
     "save_patched",
     "unpatch_model",
 ]
+
+
+PATCH = "torch_infini.patch_model"
+
+
+def __getattr__(name: str) -> Any:
+    """Import InfiniConfig when it is asked for: its class is one of transformers."""
+    if name != "InfiniConfig":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needs_transformers(name):
+        from .files.config import InfiniConfig
+    return InfiniConfig
 
 
 def is_patched(model: nn.Module) -> bool:
@@ -115,15 +129,12 @@ def patch_model(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"torch_infini.patch_model: model must be a torch.nn.Module, got {type(model).__name__}")
-    if weights not in (None, *names()) and not str(weights).startswith("auto:"):
-        known = ", ".join(map(repr, (None, *names(), "auto:BITS")))
-        raise ValueError(f"torch_infini.patch_model: weights must be one of {known}, got {weights!r}")
+    check_weights(PATCH, weights, calibrate)
+    of_only, of_skip = patterns(PATCH, "only", only), patterns(PATCH, "skip", skip) or ()
     with needs_transformers("patch_model"):
-        from . import budget
         from .apply import apply
         from .state import Selection, state_of, undo, whole_state
-    budget.check(weights, calibrate)
-    selection = Selection(patterns("only", only), patterns("skip", skip) or ())
+    selection = Selection(of_only, of_skip)
     state = whole_state(model)
     if state is not None:
         assert state.report is not None
@@ -178,16 +189,6 @@ def needs_transformers(function: str) -> Iterator[None]:
         raise ImportError(
             f"torch_infini.{function} needs transformers: run `pip install 'transformers>=5,<6'`."
         ) from error
-
-
-def patterns(argument: str, value: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the patterns as a tuple; a single string is a TypeError, because each letter would become a pattern."""
-    if value is None:
-        return None
-    whole = isinstance(value, Collection) and not isinstance(value, str)
-    if not whole or not all(isinstance(pattern, str) for pattern in value):
-        raise TypeError(f"torch_infini.patch_model: {argument} must be a sequence of patterns, got {value!r}")
-    return tuple(value)
 
 
 def similarity(name: str, pattern: str) -> float:
@@ -284,9 +285,10 @@ def save_patched(model: nn.Module, folder: str | Path, tokenizer: Any = None) ->
             f"torch_infini.save_patched: model must be patched, got a {type(model).__name__} that is not: "
             "use its own save_pretrained."
         )
-    from .files.save import save
+    from .files.save import save, save_tokenizer
 
-    save(model, Path(folder), tokenizer)
+    save(model, Path(folder))
+    save_tokenizer(model, Path(folder), tokenizer)
 
 
 def load_patched(folder: str | Path) -> nn.Module:

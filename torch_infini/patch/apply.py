@@ -22,11 +22,13 @@ from .decoder import Decoder, find_decoder, is_decoder
 from .layers import interface
 from .layers.attention import Attention
 from .layers.compressed import compressed_layers, take_over
+from .layers.interface import IMPLEMENTATION
 from .layers.layer import link
 from .layers.loop import Loop
 from .layers.memory import align
-from .layers.model import IMPLEMENTATION, Model
 from .layers.quantized import Quantized
+from .model import Model
+from .options import bits_of
 from .quantize import choose_weights, fuse_projections, layers_to_choose, quantize_module, row_of
 from .report import SKIPPED, PatchReport, Row
 from .shares import local, tp_group_of_model
@@ -151,7 +153,7 @@ class Patching:
 
     def choose_formats(self, weights: str | None, calibrate: Tensor | None) -> None:
         """Choose the format of each layer if weights is "auto:BITS"."""
-        if (bits := budget.bits_of(weights)) is None:
+        if (bits := bits_of(weights)) is None:
             return
         with eval_mode(self.model):
             self.layers, spent = choose_weights(self.model, self.decoder, self.layers, bits, calibrate)

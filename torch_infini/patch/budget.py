@@ -18,9 +18,9 @@ from .checks.trial import Logits, labelled, rms
 from .decoder import Decoder
 from .layers.experts import WEIGHTS as EXPERTS
 from .layers.experts import Experts
+from .options import PREFIX
 from .report import Budget
 
-PREFIX = "auto:"
 TOKENS = 64  # random tokens, used without a text for calibration
 MOST_TOKENS = 512  # of a text for calibration
 NAME = "torch_infini.patch_model"
@@ -42,42 +42,6 @@ class Step(NamedTuple):
     to: int
     gain: float
     bits: int
-
-
-def bits_of(weights: object) -> float | None:
-    """Return BITS of "auto:BITS"; None for other values.
-
-    Raises:
-        ValueError: If BITS is not a positive number.
-    """
-    if not isinstance(weights, str) or not weights.startswith(PREFIX):
-        return None
-    try:
-        bits = float(weights.removeprefix(PREFIX))
-    except ValueError:
-        bits = 0.0
-    if not 0 < bits < float("inf"):
-        raise ValueError(f"{NAME}: weights must have a number of bits after 'auto:', as 'auto:4.8', got {weights!r}")
-    return bits
-
-
-def check(weights: object, calibrate: Tensor | None) -> None:
-    """Check what does not depend on the model.
-
-    Raises:
-        TypeError: If calibrate is not a tensor.
-        ValueError: For an invalid number of bits, a calibrate that is not token ids, or one without "auto:BITS".
-    """
-    bits = bits_of(weights)
-    if calibrate is None:
-        return
-    if not isinstance(calibrate, Tensor):
-        raise TypeError(f"{NAME}: calibrate must be a torch.Tensor of token ids, got {type(calibrate).__name__}")
-    if bits is None:
-        raise ValueError(f"{NAME}: calibrate must be None unless weights is 'auto:BITS', got ids with {weights!r}")
-    if calibrate.dim() != 1 or len(calibrate) < 2 or calibrate.dtype not in (torch.int64, torch.int32):
-        kind = f"{str(calibrate.dtype).removeprefix('torch.')} {list(calibrate.shape)}"
-        raise ValueError(f"{NAME}: calibrate must be [at least 2] token ids, int64 or int32, got {kind}")
 
 
 def tokens_of(calibrate: Tensor | None, vocabulary: int) -> Tensor:

@@ -16,6 +16,7 @@ from .layers.quantized import Quantized
 from .layers.quantized_experts import QuantizedExperts, quantize_experts
 from .layers.quantized_linear import QuantizedLinear, fuse, quantize_layer
 from .layers.sharded import ShardedLinear
+from .options import bits_of
 from .report import SKIPPED, Budget, Row
 from .state import Selection
 from .swap import PLAN, Unsupported
@@ -28,7 +29,7 @@ def layers_to_choose(
     layers = []
     for name, module, format in layers_to_quantize(model, decoder, weights):
         formats, reason = {}, selection.excludes(name) or ""
-        for one in () if reason else served() if budget.bits_of(weights) is not None else (format,):
+        for one in () if reason else served() if bits_of(weights) is not None else (format,):
             try:
                 formats[one] = kind_of(module).plans(module, one)[0].format
             except Unsupported as unsupported:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import GenerationMixin
 
 from .decoder import Decoder, find_decoder
-from .layers.model import IMPLEMENTATION
+from .layers.interface import IMPLEMENTATION
 from .report import PatchReport
 from .swap import STATE, Patched, restore
 

@@ -1,4 +1,4 @@
-"""The quantizer with which transformers' from_pretrained opens a folder of save_patched with quantized weights.
+"""The quantizer of transformers' from_pretrained: it quantizes by an InfiniConfig, or opens a folder of save_patched.
 
 transformers finds it by the name "torch_infini" in config.json; importing this module registers it. This happens while
 transformers itself is imported, so that functions here import the modules that load models.
@@ -6,7 +6,6 @@ transformers itself is imported, so that functions here import the modules that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,70 +13,43 @@ import torch
 from torch import nn
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..._core.dtypes import SAFETENSORS_DTYPES
+from .config import METHOD, InfiniConfig, QuantizationConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-METHOD = "torch_infini"
 WHERE = "torch_infini: from_pretrained"
 
 
-@register_quantization_config(METHOD)
-class QuantizationConfig(QuantizationConfigMixin):
-    """The entry `quantization_config` of a config.json; its arguments are the fields there.
-
-    Args:
-        quantized: Format and group of each quantized layer, by its name.
-        dtype: The dtype of activations and of all other weights.
-        only: As for patch_model.
-        skip: As for patch_model.
-    """
-
-    quant_method: Any  # transformers declares an enum of its own methods
-
-    def __init__(
-        self,
-        quantized: dict[str, dict[str, Any]] | None = None,
-        dtype: str = "",
-        only: list[str] | None = None,
-        skip: list[str] | None = None,
-        quant_method: str = METHOD,
-        **more: Any,
-    ) -> None:
-        self.quant_method = quant_method  # the others are checked when a model is read
-        self.quantized, self.dtype, self.only, self.skip = quantized, dtype, only, [] if skip is None else skip
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        from ...weights import respelled
-
-        make: Callable[..., Any] = super().from_dict  # transformers' own has no annotations
-        return make(respelled(config_dict), return_unused_kwargs, **kwargs)
+register_quantization_config(METHOD)(QuantizationConfig)
 
 
 @register_quantizer(METHOD)
 class Quantizer(HfQuantizer):
-    """Creates the quantized layers, and patches the model once they are loaded."""
+    """Patches the model once it is loaded; quantized layers of a file are created before, others quantized after."""
 
-    quantization_config: QuantizationConfig
-    requires_calibration = True  # it does not quantize while loading: patch_model does that
+    quantization_config: InfiniConfig | QuantizationConfig
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Remember the requested dtype: the model is converted once it is loaded."""
         self.wanted = dtype
         return dtype
 
-    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> None:
-        """Keep the dtype of every tensor in the file."""
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
+        """Keep the dtype of every tensor in a file with quantized layers."""
+        asked = isinstance(self.quantization_config, InfiniConfig)
+        return super().get_new_dtype(converter, param, dtype) if asked else None
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         from ...checkpoints import saved_layers
         from . import folder, load
 
-        files, config = kwargs.get("checkpoint_files") or (), self.quantization_config
+        config = self.quantization_config
+        if isinstance(config, InfiniConfig):
+            return
+        files = kwargs.get("checkpoint_files") or ()
         self.folder = Path(files[0]).parent if files else None
         stored = getattr(torch, str(config.dtype), None)
         if not isinstance(stored, torch.dtype) or stored not in SAFETENSORS_DTYPES.values():
@@ -89,6 +61,7 @@ class Quantizer(HfQuantizer):
         load.install_all(model, layers, stored, folder.CONFIG, WHERE)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
+        from .. import patch_model
         from . import load
 
         config = self.quantization_config
@@ -98,6 +71,11 @@ class Quantizer(HfQuantizer):
         for module in model.modules():
             if hasattr(module, "config"):
                 vars(module.config).pop("_is_quantized", None)
+        if isinstance(config, InfiniConfig):
+            report = patch_model(model.eval(), **config.options)
+            if report.reason:
+                raise ValueError(f"{WHERE}: {type(model).__name__} cannot be quantized: {report.reason}")
+            return
         load.finish(model, self.folder, config.quantized or {}, config.only, config.skip)
         if self.wanted != self.stored:
             whole: nn.Module = model  # transformers' own `to` has no usable type

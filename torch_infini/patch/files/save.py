@@ -1,7 +1,7 @@
 """save_patched: writes a patched model as a folder that transformers and torch_infini.LLM read as well.
 
 Without quantized layers it is a folder of transformers' own save_pretrained. Quantized weights are in the same file,
-and config.json names the quantizer (hugging_face.py).
+and config.json names the quantizer (config.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ...checkpoints import read_header, write_tensors
 from ..layers.quantized import Quantized
 from ..shares import local
 from ..state import state_of
+from .config import QuantizationConfig
 from .folder import BUFFERS, DESCRIPTION, FORMAT, QUANTIZED, TENSORS, all_tensors, non_persistent_buffers, shown
-from .hugging_face import QuantizationConfig
 
 TOKENIZER = (
     "tokenizer.json",
@@ -40,7 +40,7 @@ TOKENIZER = (
 )
 
 
-def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
+def save(model: Module, folder: Path) -> None:
     if not isinstance(model, PreTrainedModel) or not hasattr(transformers, type(model).__name__):
         raise ValueError(
             f"torch_infini.save_patched: model must be of a class of transformers, got {type(model).__name__}"
@@ -78,10 +78,6 @@ def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
     write_tensors(folder / BUFFERS, {name: everything[name].clone() for name in non_persistent_buffers(model)})
     description = {"format": FORMAT, "class": type(model).__name__, "converted": converted, **options}
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    else:
-        copy_tokenizer(getattr(model, "name_or_path", ""), folder)
 
 
 def state_to_write(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -123,8 +119,12 @@ def write_quantized(
     (folder / "model.safetensors.index.json").unlink(missing_ok=True)
 
 
-def copy_tokenizer(source: str, folder: Path) -> None:
-    """Copy the tokenizer's files from the folder that a model was loaded from, if that is on this machine."""
+def save_tokenizer(model: Module, folder: Path, tokenizer: Any) -> None:
+    """Save a tokenizer; None: copy the files of the folder that the model was loaded from, if it is on this machine."""
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+        return
+    source: str = getattr(model, "name_or_path", "")
     if source and Path(source).is_dir() and Path(source).resolve() != folder.resolve():
         for name in TOKENIZER:
             if (Path(source) / name).is_file():

@@ -17,6 +17,7 @@ from ..checks.conditions import carries_tangents, has_kernels
 from .paged import PAGED_NAME, paged_attention_forward
 
 NAME = "infini"
+IMPLEMENTATION = "_attn_implementation_internal"  # attribute of a config of transformers: the attention's name
 attention = torch.ops.infini.attention.default
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from ..layers.interface import attend, attention_with_weights
-from ..layers.model import IMPLEMENTATION
+from ..layers.interface import IMPLEMENTATION, attend, attention_with_weights
 from ..layers.paged import CURRENT, AttentionBackend, ScoreTerms, paged_attention_forward
 
 _RECORDING_NAME = "infini_recording"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from ..swap import PLAN, Patched
-from .interface import NAME
-from .quantized import Quantized
-
-IMPLEMENTATION = "_attn_implementation_internal"  # attribute of a config of transformers: the attention's name
-
+from .files.save import save
+from .layers.interface import IMPLEMENTATION, NAME
+from .layers.quantized import Quantized
+from .swap import PLAN, Patched
 
 if TYPE_CHECKING:
 
@@ -60,11 +60,21 @@ class Model(Original):
 
         return {name: source for name, source in keys.items() if not isinstance(layer(name), Quantized)}
 
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """Save unquantized models only: from_pretrained would take quantized weights for missing ones."""
-        if any(isinstance(module, Quantized) for module in self.modules()):
+    def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Save the model as transformers does; with quantized weights as save_patched does, in one file.
+
+        Raises:
+            ValueError: With quantized weights, for an argument that says what to write or where else.
+        """
+        if not any(isinstance(module, Quantized) for module in self.modules()):
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        # In the order of transformers' parameters.
+        given = dict(zip(("is_main_process", "state_dict", "push_to_hub", "max_shard_size", "variant"), args)) | kwargs
+        refused = [name for name in ("state_dict", "push_to_hub", "variant") if given.get(name)]
+        if refused:
             raise ValueError(
-                "torch_infini: save_pretrained: weights must be floating point, got quantized ones: "
-                "use torch_infini.save_patched and load_patched"
+                f"torch_infini: save_pretrained: {refused[0]} must not be given for quantized weights, which are "
+                f"written whole, into a folder; got {type(given[refused[0]]).__name__}"
             )
-        return super().save_pretrained(*args, **kwargs)
+        if given.get("is_main_process", True):
+            save(self, Path(save_directory))
