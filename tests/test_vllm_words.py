@@ -250,7 +250,7 @@ def test_chat(llm: LLM) -> None:
 def test_what_is_not_served_is_said(folder: Path, llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     """In one sentence that names what to use instead; what changes nothing is logged."""
     for settings, rule in (
-        ({"enable_lora": True}, "enable_lora must be left out, got True: load the adapter with peft"),
+        ({"lora_modules": ["x"]}, "lora_modules must be left out, got .*: give a LoRARequest to generate"),
         ({"speculative_config": {"model": "x"}}, "speculative_config must be left out.*no speculative decoding yet"),
         ({"trust_remote_code": True}, "trust_remote_code must be left out.*is never run"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size must be left out, got 2: use tensor_parallel_size"),
@@ -268,7 +268,7 @@ def test_what_is_not_served_is_said(folder: Path, llm: LLM, caplog: pytest.LogCa
         with pytest.raises(NotImplementedError, match="embeddings, classes and scores are not supported yet"):
             call(PROMPTS)
     adapter: Any = object()
-    with pytest.raises(ValueError, match="lora_request must be None"):
+    with pytest.raises(ValueError, match="enable_lora must be True for a request with an adapter"):
         llm.generate(PROMPTS, lora_request=adapter)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         testing,
         weights,
     )
-    from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
+    from .engine import LLM, AsyncLLM, Engine, EngineConfig, LoRARequest, SamplingParams
     from .patch import (
         InfiniConfig,
         PatchReport,
@@ -48,6 +48,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "InfiniConfig",
+    "LoRARequest",
     "PatchReport",
     "SamplingParams",
     "checkpoints",
@@ -78,7 +79,7 @@ __all__ = [
 
 # The parts whose names stand here, and the names that differ.
 _PARTS = {
-    "engine": ("LLM", "AsyncLLM", "Engine", "EngineConfig", "SamplingParams"),
+    "engine": ("LLM", "AsyncLLM", "Engine", "EngineConfig", "LoRARequest", "SamplingParams"),
     "patch": (
         "InfiniConfig",
         "PatchReport",

@@ -9,6 +9,7 @@ from .files import files_of, read_header, read_object, read_tensors, write_tenso
 from .fill import Layer, Projection, fill
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
+from .lora import LoRALayer, LoRAWeights, read_lora
 from .reader import Activations, Checkpoint, is_foreign, method_of, model_type_of, open_checkpoint
 from .saved import StoredLayer, saved_layers
 from .weight import LinearWeight, StoredFormat
@@ -20,6 +21,8 @@ __all__ = [
     "StoredLayer",
     "QuantizedLayer",
     "LinearWeight",
+    "LoRALayer",
+    "LoRAWeights",
     "TensorInfo",
     "Wanted",
     "check_layers",
@@ -38,6 +41,7 @@ __all__ = [
     "model_type_of",
     "open_checkpoint",
     "read_header",
+    "read_lora",
     "read_object",
     "read_tensors",
     "saved_layers",

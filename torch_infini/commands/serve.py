@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import CommandError
 from .model import add_model_arguments, load_async
+
+if TYPE_CHECKING:
+    from ..engine import LoRARequest
 
 HELP = "serve a model over HTTP, with OpenAI's interface"
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -75,11 +79,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="reuse no blocks with other requests' output: the same last bits with and without them",
     )
+    parser.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="an adapter that requests choose by `model`: NAME; again for each further one",
+    )
     parser.add_argument("--enforce-eager", action="store_true", help="do not record decode steps for replay")
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
+        from ..engine.lora import largest_rank
         from ..serve import ServeSettings, address_of, bind, run_server
         from ..serve.lifecycle import remove_socket
     except ImportError as error:
@@ -97,9 +109,11 @@ def run(arguments: argparse.Namespace) -> int:
     }
     template = None
     try:
+        adapters = adapters_of(arguments.lora)
         settings = ServeSettings(
             tuple(arguments.served_model_name or [name]),
             allow_origins=tuple(arguments.allow_origin),
+            adapters=adapters,
             **{name: value for name, value in given.items() if value is not None},
         )
         if arguments.chat_template is not None:
@@ -116,7 +130,14 @@ def run(arguments: argparse.Namespace) -> int:
             engine["enforce_eager"] = arguments.enforce_eager
             engine["reuse_generated"] = not arguments.no_reuse_generated
             engine["generation_config"] = arguments.generation_config
-            llm = load_async(arguments, **engine)
+            try:
+                if adapters:
+                    engine |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": largest_rank(adapters)}
+                llm = load_async(arguments, **engine)
+                for adapter in adapters:
+                    llm.engine.load_adapter(adapter)
+            except (OSError, ValueError) as error:
+                raise CommandError(str(error)) from error
             if template is not None:
                 if llm.engine.tokenizer is None:
                     raise CommandError("--chat-template must not be given where the model's folder has no tokenizer")
@@ -127,3 +148,16 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.uds is not None:
                 remove_socket(arguments.uds)
     return 0
+
+
+def adapters_of(given: Sequence[str]) -> tuple[LoRARequest, ...]:
+    """Return the adapters of --lora; ValueError for one that is not NAME=FOLDER."""
+    from ..engine import LoRARequest
+
+    found = []
+    for number, text in enumerate(given, 1):
+        name, _, folder = text.partition("=")
+        if not name or not folder:
+            raise ValueError(f"--lora must be NAME=FOLDER, got {text!r}")
+        found.append(LoRARequest(name, number, folder))
+    return tuple(found)

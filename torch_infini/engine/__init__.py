@@ -9,6 +9,7 @@ from .blocks import BlockManager
 from .config import EngineConfig
 from .engine import Engine
 from .llm import LLM
+from .lora import LoRARequest
 from .outputs import CompletionOutput, Logprob, Metrics, RequestMetrics, RequestOutput, RequestOutputKind, TokenLogprobs
 from .sampler import Row, Sampled, Sampler
 from .sampling_params import SamplingParams
@@ -20,6 +21,7 @@ __all__ = [
     "CompletionOutput",
     "Engine",
     "EngineConfig",
+    "LoRARequest",
     "Logprob",
     "Metrics",
     "RequestMetrics",

@@ -14,6 +14,7 @@ from typing import Any
 
 from .engine import Engine, Prompt
 from .llm import LLM, Message
+from .lora import LoRARequest
 from .outputs import Metrics, RequestOutput, RequestOutputKind, of_kind
 from .sampling_params import SamplingParams
 from .sequence import Request
@@ -49,12 +50,18 @@ class AsyncLLM:
         # The thread holds no reference to this object, so that dropping it ends the thread.
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
-    async def generate(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestOutput:
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> RequestOutput:
         """Continue a prompt; cancelling the task cancels the request.
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
             sampling_params: None: the model's defaults (generation_config).
+            lora_request: The prompt's adapter, or None.
 
         Returns:
             The finished output.
@@ -63,7 +70,7 @@ class AsyncLLM:
             ValueError: For a prompt that cannot be served.
             RuntimeError: If this is closed, or its thread failed.
         """
-        outputs = [output async for output in self._outputs(prompt, sampling_params)]
+        outputs = [output async for output in self._outputs(prompt, sampling_params, lora_request)]
         return outputs[-1]
 
     async def chat(self, messages: list[Message], sampling_params: SamplingParams | None = None) -> RequestOutput:
@@ -71,13 +78,17 @@ class AsyncLLM:
         return await self.generate(self._llm.chat_prompt(messages), sampling_params)
 
     async def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Continue a prompt, with an output for every step; leaving the loop cancels the request.
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
             sampling_params: None: the model's defaults (generation_config).
+            lora_request: The prompt's adapter, or None.
 
         Yields:
             The output so far, or the part that sampling_params.output_kind selects.
@@ -87,12 +98,14 @@ class AsyncLLM:
             RuntimeError: If this is closed, or its thread failed.
         """
         kind = RequestOutputKind.CUMULATIVE if sampling_params is None else sampling_params.output_kind
-        async with aclosing(self._outputs(prompt, sampling_params)) as outputs:
+        async with aclosing(self._outputs(prompt, sampling_params, lora_request)) as outputs:
             async for output in outputs:
                 if (shaped := of_kind(output, kind)) is not None:
                     yield shaped
 
-    async def _outputs(self, prompt: Prompt, params: SamplingParams | None) -> AsyncGenerator[RequestOutput, None]:
+    async def _outputs(
+        self, prompt: Prompt, params: SamplingParams | None, lora_request: LoRARequest | None
+    ) -> AsyncGenerator[RequestOutput, None]:
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
 
@@ -100,7 +113,7 @@ class AsyncLLM:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(outputs.put_nowait, output)
 
-        request = self.add(prompt, params, deliver)
+        request = self.add(prompt, params, deliver, lora_request)
         try:
             await asyncio.wrap_future(request)
             while True:
@@ -113,7 +126,13 @@ class AsyncLLM:
         finally:
             self.cancel(request)
 
-    def add(self, prompt: Prompt | Request, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
+    def add(
+        self,
+        prompt: Prompt | Request,
+        params: SamplingParams | None,
+        deliver: Deliver,
+        lora_request: LoRARequest | None = None,
+    ) -> Future[str]:
         """Add a request from any thread; its outputs go to `deliver`.
 
         Args:
@@ -121,6 +140,7 @@ class AsyncLLM:
             params: None: the model's defaults. A Request has its own.
             deliver: Called on the engine's thread with each output, or with the error that ended the thread. It must
                 neither block nor raise.
+            lora_request: The prompt's adapter, or None. A Request has its own.
 
         Returns:
             A future of the request's id; its exception is the ValueError of a prompt that cannot be served.
@@ -128,7 +148,7 @@ class AsyncLLM:
         Raises:
             RuntimeError: If this is closed, or its thread failed.
         """
-        return self._thread.add(prompt, params, deliver)
+        return self._thread.add(prompt, params, deliver, lora_request)
 
     def cancel(self, request: Future[str]) -> None:
         """Cancel a request of add from any thread, unless it is finished; `deliver` is not called again."""
@@ -179,7 +199,13 @@ class _EngineThread:
     def is_running(self) -> bool:
         return self._error is None
 
-    def add(self, prompt: Prompt | Request, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
+    def add(
+        self,
+        prompt: Prompt | Request,
+        params: SamplingParams | None,
+        deliver: Deliver,
+        lora_request: LoRARequest | None = None,
+    ) -> Future[str]:
         """Add a request between steps; return the future of its id.
 
         Args:
@@ -193,7 +219,7 @@ class _EngineThread:
             try:
                 if self._error is not None:
                     raise self._error
-                id = self._engine.add(prompt, params)
+                id = self._engine.add(prompt, params, None, lora_request)
             except Exception as error:
                 future.set_exception(error)
                 return

@@ -111,7 +111,7 @@ class BlockManager:
         return self._references[block] > 1
 
     def match(
-        self, tokens: Sequence[int], may_end: Callable[[int], bool] = lambda tokens: True
+        self, tokens: Sequence[int], may_end: Callable[[int], bool] = lambda tokens: True, root: int = ROOT
     ) -> tuple[list[int], int]:
         """Find the cached blocks that a sequence of these tokens begins with, and add a reference to each.
 
@@ -120,13 +120,14 @@ class BlockManager:
         Args:
             tokens: The sequence's tokens.
             may_end: Returns whether a match of this many tokens is allowed.
+            root: Identity of the sequence's empty prefix: ROOT, or a negative number of its adapter's own.
 
         Returns:
             (blocks, identity): full blocks, possibly none, and the `before` of the block that follows them.
         """
         blocks: list[int] = []
-        identity, size = ROOT, self.block_size
-        whole, last = 0, ROOT
+        identity, size = root, self.block_size
+        whole, last = 0, root
         if self.reuse:
             for start in range(0, len(tokens) - size, size):
                 found = self._block_of.get((identity, tuple(tokens[start : start + size])))
@@ -145,7 +146,7 @@ class BlockManager:
 
         Args:
             blocks: Allocated blocks whose tokens are all computed.
-            before: Identity of the block in front of the first; ROOT at the beginning of a sequence.
+            before: Identity of the block in front of the first; the sequence's root at its beginning.
             tokens: The tokens of all of them, block_size each.
 
         Returns:
@@ -153,7 +154,7 @@ class BlockManager:
             is cached, and all get its identity.
         """
         if not self.reuse:
-            return ROOT
+            return before
         size = self.block_size
         for i, block in enumerate(blocks):
             key = (before, tuple(tokens[i * size : (i + 1) * size]))

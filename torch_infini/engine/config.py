@@ -35,6 +35,9 @@ class EngineConfig:
             of the same request without reuse.
         enforce_eager: Whether decode steps run op by op, instead of being recorded and replayed
             (torch_infini.runtime.program, on CUDA graph).
+        enable_lora: Whether requests may have a LoRA adapter (LoRARequest).
+        max_loras: The most adapters of unfinished requests; as many stay in memory.
+        max_lora_rank: The largest rank of an adapter; smaller ones take as much memory and time.
     """
 
     max_num_seqs: int = 32
@@ -48,6 +51,9 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     reuse_generated: bool = True
     enforce_eager: bool = False
+    enable_lora: bool = False
+    max_loras: int = 4
+    max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
         for name in (
@@ -58,6 +64,8 @@ class EngineConfig:
             "block_size",
             "max_num_batched_tokens",
             "chunk_size",
+            "max_loras",
+            "max_lora_rank",
         ):
             value = getattr(self, name)
             if value is None and name in ("max_model_len", "cache_bytes", "cache_blocks", "chunk_size"):
@@ -66,7 +74,7 @@ class EngineConfig:
                 raise ValueError(f"torch_infini.EngineConfig: {name} must be an integer of at least 1, got {value!r}")
             if value >= 2**63:
                 raise ValueError(f"torch_infini.EngineConfig: {name} must be at most {2**63 - 1}, got {value!r}")
-        for name in ("enable_prefix_caching", "reuse_generated", "enforce_eager"):
+        for name in ("enable_prefix_caching", "reuse_generated", "enforce_eager", "enable_lora"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(
                     f"torch_infini.EngineConfig: {name} must be True or False, got {getattr(self, name)!r}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from .. import runtime
 from .._core.devices import backing_type
 from .._core.library import emulates_cuda
-from ..nn import Batch, KVCache, MixedKVCache
+from ..nn import Adapters, Batch, KVCache, MixedKVCache
 from ..ops import chosen_providers
 from .model import ServedModel
 
@@ -32,6 +33,7 @@ class DecodeStep:
 
     Attributes:
         inputs: [4, rows] int64: token, position, slot and number of keys of each row. To be filled before run().
+        rows: [rows] int64, the slot of each row's adapter; None: no row has one. To be filled before run().
         tables: [rows, blocks] int64, the block table of each row. To be filled before run().
         logits: [rows, vocab_size], the result.
     """
@@ -44,13 +46,16 @@ class DecodeStep:
         tables: Tensor,
         logits: Tensor,
         record: Record | None,
+        adapters: Adapters | None = None,
+        rows: Tensor | None = None,
     ) -> None:
-        self.inputs, self.tables, self.logits = inputs, tables, logits
+        self.inputs, self.tables, self.logits, self.rows = inputs, tables, logits, rows
         tokens, positions, slots, lengths = inputs.unbind(0)
-        batch = Batch(tokens, positions, slots, tables, lengths)
+        batch = Batch(tokens, positions, slots, tables, lengths, adapters=rows)
 
         def forward() -> Tensor:
-            return model(batch, cache, out=logits)
+            with nullcontext() if adapters is None else adapters.of_batch(batch):
+                return model(batch, cache, out=logits)
 
         self._forward = forward
         self._record = record
@@ -76,6 +81,7 @@ class DecodeSteps:
         max_rows: The largest expected batch size.
         max_blocks: The largest expected number of blocks of a sequence.
         record: Whether steps are recorded; otherwise every step is computed op by op.
+        adapters: The adapters that rows may have; None: no row has one.
     """
 
     def __init__(
@@ -85,10 +91,12 @@ class DecodeSteps:
         max_rows: int = 0,
         max_blocks: int = 0,
         record: bool = True,
+        adapters: Adapters | None = None,
     ) -> None:
-        self._model, self._cache = model, cache
+        self._model, self._cache, self._adapters = model, cache, adapters
+        self._version = 0  # of the adapters when the steps were recorded
         self._record = recorder(model) if record and model.is_recordable else None
-        self._steps: OrderedDict[tuple[int, int], DecodeStep] = OrderedDict()
+        self._steps: OrderedDict[tuple[int, int, bool], DecodeStep] = OrderedDict()
         self._allocate(max_rows, max_blocks)
 
     def _allocate(self, rows: int, blocks: int) -> None:
@@ -96,11 +104,16 @@ class DecodeSteps:
         device = model.device
         self._inputs = torch.zeros(4, rows, dtype=torch.int64, device=device)
         self._tables = torch.zeros(rows, blocks, dtype=torch.int64, device=device)
+        self._rows = torch.full((rows,), -1, dtype=torch.int64, device=device)
         self._logits = torch.empty(rows, model.config.vocab_size, dtype=model.dtype, device=device)
 
-    def step(self, rows: int, blocks: int) -> DecodeStep:
-        """Return the step for `rows` sequences with block tables of `blocks` columns."""
-        key = rows, blocks
+    def step(self, rows: int, blocks: int, adapted: bool = False) -> DecodeStep:
+        """Return the step for `rows` sequences with block tables of `blocks` columns, with adapters if `adapted`."""
+        if adapted and self._adapters is not None and self._adapters.version != self._version:
+            self._version = self._adapters.version
+            for old in [key for key in self._steps if key[2]]:
+                del self._steps[old]
+        key = rows, blocks, adapted
         found = self._steps.get(key)
         if found is not None:
             self._steps.move_to_end(key)
@@ -109,7 +122,8 @@ class DecodeSteps:
         if rows > most or blocks > widest:  # recorded steps keep the memory that they were recorded with
             self._allocate(max(most, power_of_two(rows)), max(widest, power_of_two(blocks)))
         memory = self._inputs[:, :rows], self._tables[:rows, :blocks], self._logits[:rows]
-        found = self._steps[key] = DecodeStep(self._model, self._cache, *memory, self._record)
+        of_adapters = (self._adapters, self._rows[:rows]) if adapted else (None, None)
+        found = self._steps[key] = DecodeStep(self._model, self._cache, *memory, self._record, *of_adapters)
         while len(self._steps) > MAX_STEPS:
             self._steps.popitem(last=False)
         return found

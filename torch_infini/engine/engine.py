@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .blocks import BlockManager
 from .config import CACHE_BYTES, EngineConfig
+from .lora import AdapterSlots, LoRARequest
 from .model import ServedModel, is_served_model
 from .outputs import Finish, Metrics, RequestOutput, TokenLogprobs
 from .runner import ChunkInput, Runner, TPRunner
@@ -82,11 +83,17 @@ class Engine:
         length = c.max_model_len or positions
         blocks = self._count_blocks(length)
         self.max_model_len = min(length, blocks * c.block_size)
+        self._adapters = AdapterSlots(model, c) if c.enable_lora else None
         try:
             self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype)
             self._blocks = BlockManager(blocks, c.block_size, c.enable_prefix_caching)
             self._runner: Runner | TPRunner = Runner(
-                model, self._cache, c.max_num_seqs, self.max_model_len, not c.enforce_eager
+                model,
+                self._cache,
+                c.max_num_seqs,
+                self.max_model_len,
+                not c.enforce_eager,
+                None if self._adapters is None else self._adapters.adapters,
             )
         except (OSError, RuntimeError, MemoryError, OverflowError, TypeError) as error:
             raise MemoryError(
@@ -132,7 +139,13 @@ class Engine:
             raise ValueError(f"{_NAME}: cache_bytes must be at least {block_bytes}, the size of a block, got {budget}")
         return budget // block_bytes
 
-    def add(self, prompt: Prompt | Request, params: SamplingParams | None = None, id: str | None = None) -> str:
+    def add(
+        self,
+        prompt: Prompt | Request,
+        params: SamplingParams | None = None,
+        id: str | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> str:
         """Add a request; the next steps compute it.
 
         Args:
@@ -140,16 +153,18 @@ class Engine:
                 Or a Request of new_request, which has its own params.
             params: None: the model's defaults, SamplingParams(**self.sampling).
             id: The request's id; None: a new one.
+            lora_request: The request's adapter, which is read if no slot has it; None: none. Needs enable_lora.
 
         Returns:
             The id.
 
         Raises:
+            FileNotFoundError: If an adapter's folder or a file of it does not exist.
             ValueError: For a prompt or settings of another type, an empty prompt, one that leaves no room for a token,
-                ids outside the vocabulary, a text that the tokenizer fails on, or an id that is in use. Other requests
-                are not affected.
+                ids outside the vocabulary, a text that the tokenizer fails on, an id that is in use, or an adapter that
+                the model cannot have. Other requests are not affected.
         """
-        request = prompt if isinstance(prompt, Request) else self.new_request(prompt, params)
+        request = prompt if isinstance(prompt, Request) else self.new_request(prompt, params, lora_request)
         if id is not None and not isinstance(id, str):
             raise ValueError(f"{_NAME}: id must be a string or None, got {id!r}")
         if id in self._requests:
@@ -164,7 +179,9 @@ class Engine:
             id += "'"
         return id
 
-    def new_request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+    def new_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, lora_request: LoRARequest | None = None
+    ) -> Request:
         """Make a Request for submit; arguments and errors are those of add."""
         params = self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
@@ -181,8 +198,18 @@ class Engine:
         )
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text)
         request.bad_words = self._tokenize_bad_words(params)
+        if lora_request is not None:
+            if self._adapters is None:
+                raise needs_lora(lora_request)
+            self._adapters.use(lora_request, request)
         request.sequences.append(self._new_sequence(request, 0))
         return request
+
+    def load_adapter(self, lora_request: LoRARequest) -> None:
+        """Load an adapter before a request asks for it; errors are those of a request with it."""
+        if self._adapters is None:
+            raise needs_lora(lora_request)
+        self._adapters.load(lora_request)
 
     def _truncated(self, ids: Iterable[Any], params: SamplingParams) -> Iterable[Any]:
         """Return the prompt's last tokens, as many as truncate_prompt_tokens says."""
@@ -249,7 +276,9 @@ class Engine:
     def _new_sequence(self, request: Request, index: int) -> Sequence:
         ends, seed = self.model.config.eos_token_ids, request.seeds[index]
         row = Row(request.params, seed, request.prompt, [], ends, request.bad_words)
-        return Sequence(request, index, row, list(request.prompt))
+        sequence = Sequence(request, index, row, list(request.prompt))
+        sequence.identity = sequence.root
+        return sequence
 
     def abort(self, id: str) -> bool:
         """Cancel a request; the next step returns its last output. Return False if it is unknown or finished."""
@@ -502,6 +531,12 @@ class Engine:
                 m.prompt_tokens += num_tokens
 
 
+def needs_lora(lora_request: object) -> ValueError:
+    return ValueError(
+        f"torch_infini.LLM: enable_lora must be True for a request with an adapter, got lora_request={lora_request!r}"
+    )
+
+
 def chunk_size_of(model: ServedModel) -> int:
     """Return the smallest chunk size at which attention is as fast as with the largest."""
     config = model.config
@@ -537,4 +572,7 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
     end = start + num_tokens
     request = sequence.request
     all_wanted = request.params.prompt_logprobs is not None and sequence.index == 0 and start < len(request.prompt) - 1
-    return ChunkInput(sequence.tokens[start:end], start, sequence.blocks, end == len(sequence.tokens), all_wanted)
+    adapter = -1 if request.adapter is None else request.adapter.slot
+    return ChunkInput(
+        sequence.tokens[start:end], start, sequence.blocks, end == len(sequence.tokens), all_wanted, adapter
+    )

@@ -18,6 +18,7 @@ from torch import nn
 from ..models import Llama
 from .engine import Engine, Prompt, described
 from .loading import load_served
+from .lora import LoRARequest
 from .memory import cache_bytes_of
 from .outputs import Metrics, RequestOutput, of_kind
 from .sampling_params import SamplingParams
@@ -120,7 +121,7 @@ class LLM:
         prompts: Prompt | SequenceOf[Prompt],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         use_tqdm: bool | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | SequenceOf[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts, as many at a time as the engine takes.
 
@@ -128,7 +129,7 @@ class LLM:
             prompts: A text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}, or several of them.
             sampling_params: For all prompts, or one for each; None: the model's defaults (generation_config).
             use_tqdm: Whether to show a progress bar, if stderr is a terminal; None: if there are several prompts.
-            lora_request: Must be None; adapters by request are not supported yet.
+            lora_request: The adapter of all prompts, or one (or None) for each; None: none. Needs enable_lora=True.
 
         Returns:
             One output for each prompt, in their order. A prompt that failed has outputs with finish_reason "error".
@@ -136,26 +137,26 @@ class LLM:
         Raises:
             ValueError: For a prompt that cannot be served; none is computed then.
         """
-        refuse_adapter(lora_request)
         rows = prompts_of(prompts)
-        return list(with_progress(self.iterate(rows, sampling_params), len(rows), use_tqdm))
+        return list(with_progress(self.iterate(rows, sampling_params, lora_request), len(rows), use_tqdm))
 
     def iterate(
         self,
         prompts: Prompt | SequenceOf[Prompt],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        lora_request: LoRARequest | SequenceOf[LoRARequest | None] | None = None,
     ) -> Iterator[RequestOutput]:
         """Yield the outputs of generate in order, each as soon as it is finished; leaving the loop cancels the rest.
 
         The prompts are checked when the loop begins.
         """
         rows = prompts_of(prompts)
-        settings = params_of(sampling_params, len(rows))
+        settings, adapters = params_of(sampling_params, len(rows)), adapters_of(lora_request, len(rows))
         readers: list[_Reader] = []
         try:
-            for i, (prompt, one) in enumerate(zip(rows, settings, strict=True)):
+            for i, (prompt, one, adapter) in enumerate(zip(rows, settings, adapters, strict=True)):
                 try:
-                    readers.append(self._add(prompt, one, keep=1))
+                    readers.append(self._add(prompt, one, adapter, keep=1))
                 except ValueError as error:
                     raise ValueError(f"{error} (prompt {i})") from None
             for reader in readers:
@@ -163,7 +164,12 @@ class LLM:
         finally:
             self._drop(readers)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> Iterator[RequestOutput]:
         """Continue one prompt, with an output for every step; leaving the loop cancels the request.
 
         The prompt is checked at once; the request begins with the first step of the loop.
@@ -171,6 +177,7 @@ class LLM:
         Args:
             prompt: One prompt, as in generate.
             sampling_params: None: the model's defaults (generation_config).
+            lora_request: The prompt's adapter, or None.
 
         Yields:
             The output so far; its outputs' new_text and new_token_ids hold what the step added.
@@ -179,7 +186,7 @@ class LLM:
             ValueError: For a prompt that cannot be served.
         """
         with self._lock:
-            request = self.engine.new_request(prompt, sampling_params)
+            request = self.engine.new_request(prompt, sampling_params, lora_request)
         return self._streamed(request)
 
     def _streamed(self, request: Request) -> Iterator[RequestOutput]:
@@ -196,7 +203,7 @@ class LLM:
         messages: SequenceOf[Message] | SequenceOf[SequenceOf[Message]],
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         use_tqdm: bool | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | SequenceOf[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -298,10 +305,16 @@ class LLM:
         """The engine's Metrics."""
         return self.engine.metrics()
 
-    def _add(self, prompt: Prompt | Request, params: SamplingParams | None = None, keep: int | None = None) -> _Reader:
+    def _add(
+        self,
+        prompt: Prompt | Request,
+        params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        keep: int | None = None,
+    ) -> _Reader:
         """Add a request; its reader keeps the last `keep` outputs that were not taken yet, or all of them."""
         with self._lock:
-            request = prompt if isinstance(prompt, Request) else self.engine.new_request(prompt, params)
+            request = prompt if isinstance(prompt, Request) else self.engine.new_request(prompt, params, lora_request)
             reader = _Reader(self.engine.new_id(), keep)
             self._readers[reader.id] = weakref.ref(reader)
             try:
@@ -388,13 +401,17 @@ class _Reader:
         return self.outputs.popleft()
 
 
-def refuse_adapter(lora_request: object) -> None:
-    """Raise ValueError for an adapter."""
-    if lora_request is not None:
+def adapters_of(given: Any, count: int) -> SequenceOf[LoRARequest | None]:
+    """Return the adapters of `count` prompts, from one for all or one for each; ValueError for anything else."""
+    if not isinstance(given, SequenceOf) or isinstance(given, str):
+        alike: list[Any] = [given] * count  # another type is rejected with the first prompt
+        return alike
+    if len(given) != count:
         raise ValueError(
-            "torch_infini.LLM.generate: lora_request must be None (load the adapter with peft and pass the model, "
-            f"LLM(model)), got {lora_request!r}"
+            "torch_infini.LLM.generate: lora_request must be one for all or one for each of "
+            f"{count} prompts, got {len(given)}"
         )
+    return given
 
 
 def with_progress(outputs: Iterator[RequestOutput], count: int, use_tqdm: bool | None) -> Iterator[RequestOutput]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import TPGroup
-from ..nn import Batch
+from ..nn import Batch, LoRASite
 
 
 class ServedConfig(Protocol):
@@ -68,6 +68,9 @@ class ServedModel(Protocol):
 
     def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> Any:
         """Make a cache: a KVCache, or a MixedKVCache; dtype None: the model's."""
+
+    def lora_sites(self) -> dict[str, LoRASite]:
+        """Return the projections that adapters may change, by the names that adapters have for them."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of a token's keys and values in a cache of that dtype."""

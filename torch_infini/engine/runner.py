@@ -7,6 +7,7 @@ run a model whose tensor-parallel group has worker processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..checkpoints import Activations
 from ..distributed import TPGroup, Workers
 from ..models import Llama
-from ..nn import Batch, KVCache, MixedKVCache
+from ..nn import Adapters, Batch, KVCache, MixedKVCache
 from .decode import DecodeSteps
 from .model import ServedModel
 
@@ -30,6 +31,7 @@ class ChunkInput(NamedTuple):
         blocks: The sequence's blocks, including those of the chunk.
         wanted: Whether the logits of its last token are needed.
         all_wanted: Whether the logits of all its tokens are needed, for prompt_logprobs.
+        adapter: The slot of the sequence's adapter; negative: none.
     """
 
     tokens: list[int]
@@ -37,6 +39,7 @@ class ChunkInput(NamedTuple):
     blocks: list[int]
     wanted: bool = True
     all_wanted: bool = False
+    adapter: int = -1
 
 
 class Runner:
@@ -48,6 +51,7 @@ class Runner:
         max_num_seqs: The most chunks of a recorded step; larger steps are computed op by op.
         max_tokens: The most tokens of a sequence.
         record: Whether decode steps are recorded.
+        adapters: Of the model; None: it has none.
 
     Attributes:
         prompt_logits: Logits [tokens of the chunk, vocab_size] of the last run, by index of the chunks with all_wanted.
@@ -60,11 +64,12 @@ class Runner:
         max_num_seqs: int,
         max_tokens: int,
         record: bool = True,
+        adapters: Adapters | None = None,
     ) -> None:
-        self.model, self.cache = model, cache
+        self.model, self.cache, self._adapters = model, cache, adapters
         self.device = model.device
         self._width = -(-max_tokens // cache.block_size)  # of block tables
-        self._steps = DecodeSteps(model, cache, max_num_seqs, self._width, record)
+        self._steps = DecodeSteps(model, cache, max_num_seqs, self._width, record, adapters)
         self.prompt_logits: dict[int, Tensor] = {}
         self._table_rows: list[list[int]] = [[] for _ in range(max_num_seqs)]  # contents of the steps' block tables
 
@@ -105,7 +110,9 @@ class Runner:
         positions: list[int] = []
         slots: list[int] = []
         starts = [0]
-        for new, start, blocks, *_ in chunks:
+        of_tokens: list[int] = []
+        for new, start, blocks, _, _, adapter in chunks:
+            of_tokens += [adapter] * len(new)
             end = start + len(new)
             tokens += new
             positions += range(start, end)
@@ -119,10 +126,17 @@ class Runner:
         if len(wanted) < len(chunks):
             numbers.append(wanted)
         batch = Batch(*(torch.tensor(x, device=self.device) for x in numbers))
-        return self.model(batch, self.cache, last=last)
+        if self._adapters is None or max(of_tokens) < 0:
+            return self.model(batch, self.cache, last=last)
+        batch = replace(batch, adapters=torch.tensor(of_tokens, device=self.device))
+        with self._adapters.of_batch(batch):
+            return self.model(batch, self.cache, last=last)
 
     def _decode(self, chunks: Sequence[ChunkInput]) -> Tensor:
-        step, size = self._steps.step(len(chunks), self._width), self.cache.block_size
+        of_rows = [chunk.adapter for chunk in chunks]
+        step, size = self._steps.step(len(chunks), self._width, max(of_rows) >= 0), self.cache.block_size
+        if step.rows is not None:
+            step.rows.copy_(torch.tensor(of_rows))
         columns = []
         for row, ((token,), start, blocks, *_) in enumerate(chunks):
             if self._table_rows[row] != blocks:

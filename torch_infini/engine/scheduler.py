@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-from .blocks import ROOT, BlockManager, OutOfBlocks
+from .blocks import BlockManager, OutOfBlocks
 from .sequence import Sequence
 
 
@@ -141,7 +141,9 @@ class Scheduler:
         prompt = len(sequence.request.prompt)
         reuses = sequence.request.params.prompt_logprobs is None  # prompt_logprobs needs all logits of the prompt
         found, identity = self.blocks.match(
-            sequence.tokens, lambda tokens: reuses and (tokens >= prompt or tokens % self.chunk_size == 0)
+            sequence.tokens,
+            lambda tokens: reuses and (tokens >= prompt or tokens % self.chunk_size == 0),
+            sequence.root,
         )
         # Leave one block for each running sequence: otherwise they would preempt this one at once.
         wanted = self.blocks.needed(len(sequence.tokens) + 1) - len(found)
@@ -188,7 +190,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.blocks)
-        sequence.blocks, sequence.computed, sequence.num_cached, sequence.identity = [], 0, 0, ROOT
+        sequence.blocks, sequence.computed, sequence.num_cached, sequence.identity = [], 0, 0, sequence.root
 
     def computed(self, chunk: ScheduledChunk) -> None:
         """Record that a chunk was computed, and make the blocks that are now full available to later sequences."""

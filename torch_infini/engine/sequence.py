@@ -7,13 +7,30 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from .blocks import ROOT
 from .outputs import CompletionOutput, Finish, RequestMetrics, RequestOutput, TokenLogprobs
 from .sampler import Row
 from .sampling_params import SamplingParams
 from .text import TextStream
+
+
+class Adapter(Protocol):
+    """An adapter that is loaded (LoadedAdapter).
+
+    Attributes:
+        request: The LoRARequest that it was loaded for.
+        slot: Its slot among the model's adapters.
+        root: Identity of the empty prefix of its sequences.
+    """
+
+    @property
+    def request(self) -> object: ...
+    @property
+    def slot(self) -> int: ...
+    @property
+    def root(self) -> int: ...
 
 
 @dataclass(eq=False)
@@ -31,6 +48,7 @@ class Request:
         sequences: One until the prompt is computed, then params.n.
         reused: The number of the prompt's tokens that were in the cache.
         bad_words: The tokens of each of params.bad_words.
+        adapter: Its adapter, or None.
         prompt_logprobs: Of the prompt's tokens by position, if requested, as far as computed.
         last_output: The output that was returned last, or None.
         arrived, first_token, finished: Times in seconds of time.perf_counter; None: not yet.
@@ -46,6 +64,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     reused: int = 0
     bad_words: list[list[int]] = field(default_factory=list)
+    adapter: Adapter | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     last_output: RequestOutput | None = None
     arrived: float = field(default_factory=time.perf_counter)
@@ -95,11 +114,17 @@ class Sequence:
 
     def restart(self) -> None:
         """Reset all state but the tokens, after an interrupt that may have left it inconsistent."""
-        self.blocks, self.computed, self.num_cached, self.identity = [], 0, 0, ROOT
+        self.blocks, self.computed, self.num_cached, self.identity = [], 0, 0, self.root
         row = self.row
         self.row = Row(row.params, row.seed, row.prompt, self.output, row.eos_token_ids, row.bad_words)
         del self.logprobs[self.generated :]
         self.stream, self.text, self.starts = None, "", []
+
+    @property
+    def root(self) -> int:
+        """Identity of the empty prefix: sequences with different adapters share no blocks."""
+        adapter = self.request.adapter
+        return ROOT if adapter is None else adapter.root
 
     @property
     def output(self) -> list[int]:
@@ -173,6 +198,7 @@ def output_of(request: Request, tokenizer: Any = None) -> RequestOutput:
         [request.prompt_logprobs[position] for position in sorted(request.prompt_logprobs)]
         if request.params.prompt_logprobs is not None
         else None,
+        None if request.adapter is None else request.adapter.request,
     )
 
 

@@ -26,6 +26,7 @@ from ..nn import (
     Embedding,
     KVCache,
     Linear,
+    LoRASite,
     MergedLinear,
     RMSNorm,
     RotaryEmbedding,
@@ -174,6 +175,18 @@ class Llama(nn.Module):
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of a token's keys and values in a cache of that dtype."""
         return token_bytes(self.config.num_hidden_layers, self.kv_heads, self.config.head_dim, dtype)
+
+    def lora_sites(self) -> dict[str, LoRASite]:
+        """Return the projections that adapters may change, by Hugging Face names: all but the head."""
+        sites = {}
+        *of_layers, _ = self._products()
+        for product in of_layers:
+            first = 0
+            for name, shard in product.parts.items():
+                site = LoRASite(product.linear, first, shard.number, product.columns.number)
+                sites[product.prefix + name] = site
+                first += shard.number
+        return sites
 
     @property
     def device(self) -> torch.device:

@@ -8,12 +8,14 @@ from .batch import Batch
 from .cache import KVCache, LayerCache, MixedKVCache
 from .layer import DecoderLayer, DecoderLayers
 from .linear import Embedding, Linear
+from .lora import Adapters, LoRASite
 from .merged_linear import MergedLinear
 from .mlp import SwiGLU
 from .norm import RMSNorm
 from .rotary import RotaryEmbedding
 
 __all__ = [
+    "Adapters",
     "Attention",
     "Batch",
     "DecoderLayer",
@@ -22,6 +24,7 @@ __all__ = [
     "KVCache",
     "LayerCache",
     "Linear",
+    "LoRASite",
     "MergedLinear",
     "MixedKVCache",
     "RMSNorm",

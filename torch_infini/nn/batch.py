@@ -24,6 +24,7 @@ class Batch:
         seq_lens: [n], the number of keys of each sequence, new tokens included.
         cum_seq_lens_q: [n + 1], from 0 to tokens, the index of each sequence's first new token; None: one token each.
         wanted: [m], the sequences whose results a model computes for `last`; None: all.
+        adapters: [tokens], the slot of each token's adapter (lora.py), negative: none; None: no token has one.
     """
 
     tokens: Tensor
@@ -33,6 +34,7 @@ class Batch:
     seq_lens: Tensor
     cum_seq_lens_q: Tensor | None = None
     wanted: Tensor | None = None
+    adapters: Tensor | None = None
 
     @property
     def ends(self) -> Tensor | None:

@@ -12,6 +12,7 @@ from ._registry import FLOATS as FLOATS
 from ._registry import REGISTRY as REGISTRY
 from ._registry import OpSpec as OpSpec
 from ._registry import all_ops as all_ops
+from .add_lora import add_lora as add_lora
 from .add_rms_norm import add_rms_norm as add_rms_norm
 from .all_reduce_add_rms_norm import all_reduce_add_rms_norm as all_reduce_add_rms_norm
 from .attention import attention as attention

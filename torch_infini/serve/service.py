@@ -7,9 +7,9 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from ..engine import AsyncLLM, SamplingParams
+from ..engine import AsyncLLM, LoRARequest, SamplingParams
 from .errors import ApiError, bad_request, shown
 from .generation import Generation
 from .metrics import ServerMetrics
@@ -21,6 +21,18 @@ T = TypeVar("T")
 ENGINE_DEAD = "the engine has failed; the server's log has the cause"
 RETRY = {"Retry-After": "1"}  # seconds
 LONG = 1 << 16  # bytes of a text that take about 0.15 s to tokenize: 3.9 MB took 8 to 10 s
+
+
+class ServedName(NamedTuple):
+    """What a request's `model` names.
+
+    Attributes:
+        name: The name in answers.
+        adapter: The adapter, or None for the model itself.
+    """
+
+    name: str
+    adapter: LoRARequest | None = None
 
 
 class Service:
@@ -39,6 +51,11 @@ class Service:
         metrics: The metrics of GET /metrics.
         token_texts: Texts of single tokens; None without a tokenizer.
         sampling: Fields of SamplingParams for requests that do not give them: the model's, overridden by settings'.
+        adapters: The settings' adapters by name; all are loaded.
+
+    Raises:
+        FileNotFoundError: For an adapter whose folder or a file of it does not exist.
+        ValueError: For an adapter that the model cannot have.
     """
 
     def __init__(self, llm: AsyncLLM, settings: ServeSettings) -> None:
@@ -53,21 +70,23 @@ class Service:
         with suppress(ValueError):  # there is no tokenizer
             llm.engine.encode("a")  # the first call may change the tokenizer's settings; later calls use two threads
         self.sampling = {**llm.engine.sampling, **settings.sampling}
+        self.adapters = {adapter.lora_name: adapter for adapter in settings.adapters}
+        for adapter in settings.adapters:
+            llm.engine.load_adapter(adapter)
         self._generations: dict[Generation, int] = {}
         # One thread for short texts, one for long ones. Neither changes the tokenizer's settings.
         self._tokenizing = ThreadPoolExecutor(1, "torch_infini.serve tokenizer")
         self._tokenizing_long = ThreadPoolExecutor(1, "torch_infini.serve tokenizer of long texts")
 
-    @property
-    def model(self) -> str:
-        """The model's name in answers."""
-        return self.settings.model_names[0]
-
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError for a model that is not served; None is the served one."""
-        if name is not None and name not in self.settings.model_names and not self.settings.any_model:
-            served = ", ".join(self.settings.model_names)
+    def served(self, name: str | None) -> ServedName:
+        """Return what is served under a name; None is the model. ApiError for a name under which nothing is."""
+        settings = self.settings
+        if name in self.adapters:
+            return ServedName(name, self.adapters[name])
+        if name is not None and name not in settings.model_names and not settings.any_model:
+            served = ", ".join((*settings.model_names, *self.adapters))
             raise ApiError(404, f"model must be {served}, got {shown(name)}", "model", "model_not_found")
+        return ServedName(settings.model_names[0])
 
     def check_health(self) -> None:
         """Raise ApiError if no request can be served."""
@@ -163,7 +182,12 @@ class Service:
             )
 
     def start(
-        self, prompts: Sequence[list[int]], params: SamplingParams, param: str, limit: tuple[str, int | None]
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        param: str,
+        limit: tuple[str, int | None],
+        adapter: LoRARequest | None = None,
     ) -> Generation:
         """Add prompts to the engine.
 
@@ -172,6 +196,7 @@ class Service:
             params: The settings of all prompts.
             param: The field of the request that has the prompts.
             limit: Name and value of the field that limits the output; value None: the request has no limit.
+            adapter: The adapter of all prompts, or None.
 
         Raises:
             ApiError: For prompts or settings that the engine rejects, a full queue, or a server that shuts down.
@@ -187,7 +212,7 @@ class Service:
         if longest + (most or 1) > self.max_model_len:
             raise self._too_long(param, f"{longest}" if most is None else f"{longest} and {name} {most}")
         try:
-            requests = [engine.new_request(prompt, params) for prompt in prompts]
+            requests = [engine.new_request(prompt, params, adapter) for prompt in prompts]
         except ValueError as error:
             raise bad_request(error, prompt=param) from None
         samples = len(prompts) * params.n

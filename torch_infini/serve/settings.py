@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..engine import SamplingParams
+from ..engine import LoRARequest, SamplingParams
 
 _NAME = "torch_infini.serve.ServeSettings"
 MAX_QUEUE, MAX_BODY, DRAIN = 256, 4 << 20, 30.0
@@ -30,6 +30,8 @@ class ServeSettings:
         allow_origins: Origins of web pages that may call the server (CORS); "*": all.
         sampling: Fields of SamplingParams for requests that do not give them; they override those of the model's
             generation_config.json. A max_tokens here is lowered to what the context leaves, unlike one of a request.
+        adapters: LoRA adapters that requests may give by name as `model`; the engine needs enable_lora and as many
+            slots (max_loras).
 
     Raises:
         ValueError: For an invalid value.
@@ -45,6 +47,7 @@ class ServeSettings:
     drain: float = DRAIN
     allow_origins: tuple[str, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[LoRARequest, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("model_names", "allow_origins"):
@@ -63,6 +66,9 @@ class ServeSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
                 raise ValueError(f"{_NAME}: {name} must be a number of seconds, at least 0, got {value!r}")
+        names = [*self.model_names, *(adapter.lora_name for adapter in self.adapters)]
+        if again := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{_NAME}: names of the model and its adapters must differ, got {again[0]} twice")
         try:
             SamplingParams(**self.sampling)
         except TypeError as error:

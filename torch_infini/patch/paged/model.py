@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ...checkpoints import Activations
 from ...distributed import TPGroup
-from ...nn import Batch, KVCache, MixedKVCache
+from ...nn import Batch, KVCache, LoRASite, MixedKVCache
 from ...nn.cache import token_bytes
 from ...ops import FLOATS
 from ..checks.probe import HALF
@@ -149,6 +149,16 @@ class PagedModel:
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of a token's keys and values in a cache of that dtype."""
         return sum(token_bytes(1, site.kv_heads, site.head_dim, dtype) for site in self._sites.values())
+
+    def lora_sites(self) -> dict[str, LoRASite]:
+        """Return the linear layers that adapters may change, by their names: all but the head."""
+        inner = find_causal_model(self.model)
+        head = inner.get_output_embeddings()
+        return {
+            name: LoRASite(module, 0, module.out_features, module.in_features)
+            for name, module in inner.named_modules()
+            if isinstance(module, nn.Linear) and module is not head
+        }
 
     @property
     def bytes_per_step(self) -> int:

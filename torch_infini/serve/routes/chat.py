@@ -17,13 +17,13 @@ router = APIRouter()
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
-    service.check_model(body.model)
+    name, adapter = service.served(body.model)
     params = body.params({"max_tokens": None, **service.sampling})
     service.admit(1, params, "messages")
     template = body.template_arguments()
     prompt = await run_until_disconnect(request.receive, service.encode_chat(body.conversation(), template))
     if prompt is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    generation = service.start([prompt], params, "messages", body.token_limit)
-    answer = ChatAnswer(service.model, service.token_texts)
+    generation = service.start([prompt], params, "messages", body.token_limit, adapter)
+    answer = ChatAnswer(name, service.token_texts)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)

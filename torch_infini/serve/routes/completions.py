@@ -17,7 +17,7 @@ router = APIRouter()
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue prompts: texts or token ids."""
     service: Service = request.app.state.service
-    service.check_model(body.model)
+    name, adapter = service.served(body.model)
     params = body.params(service.sampling)
     given = body.prompt or [service.default_prompt()]
     service.admit(len(given), params, "prompt")
@@ -25,8 +25,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     if prompts is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     if body.max_tokens == 0:  # valid in OpenAI's API; there is nothing to compute
-        answer = CompletionAnswer(service.model, service.token_texts)
+        answer = CompletionAnswer(name, service.token_texts)
         return respond_empty(prompts, params, answer, bool(body.stream), body.include_usage)
-    generation = service.start(prompts, params, "prompt", body.token_limit)
-    answer = CompletionAnswer(service.model, service.token_texts)
+    generation = service.start(prompts, params, "prompt", body.token_limit, adapter)
+    answer = CompletionAnswer(name, service.token_texts)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)

@@ -16,20 +16,22 @@ STARTED = int(time.time())
 
 
 def described(service: Service, name: str) -> dict[str, Any]:
+    adapter = {"parent": service.settings.model_names[0]} if name in service.adapters else {}
     return {
         "id": name,
         "object": "model",
         "created": STARTED,
         "owned_by": "torch_infini",
-        "max_model_len": service.max_model_len,  # as in vLLM
+        "max_model_len": service.max_model_len,  # as in vLLM, and `parent`
+        **adapter,
     }
 
 
 @router.get("/v1/models", response_model=None)
 async def models(request: Request) -> Response:
-    """List the names under which the model is served."""
+    """List the names under which the model is served, and its adapters."""
     service: Service = request.app.state.service
-    data = [described(service, name) for name in service.settings.model_names]
+    data = [described(service, name) for name in (*service.settings.model_names, *service.adapters)]
     return json_response({"object": "list", "data": data})
 
 
@@ -37,5 +39,5 @@ async def models(request: Request) -> Response:
 async def model(name: str, request: Request) -> Response:
     """Describe the model with this name."""
     service: Service = request.app.state.service
-    service.check_model(name)
+    service.served(name)
     return json_response(described(service, name))

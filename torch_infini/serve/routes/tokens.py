@@ -19,7 +19,7 @@ router = APIRouter()
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Answer the tokens of a prompt or a conversation, as the model gets them."""
     service: Service = request.app.state.service
-    service.check_model(body.model)
+    service.served(body.model)
     body.reject_unsupported()
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages must be given, one of them, got both or none", "prompt")
@@ -40,7 +40,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Answer the text of tokens, including special ones."""
     service: Service = request.app.state.service
-    service.check_model(body.model)
+    service.served(body.model)
     body.reject_unsupported()
     size = service.llm.engine.model.config.vocab_size
     for token in body.tokens:
