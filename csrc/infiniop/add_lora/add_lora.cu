@@ -19,7 +19,7 @@ template <typename T> struct Rows {
     int64_t y_row, x_row, a_slot, a_row, b_slot, b_row; // strides
 };
 
-template <typename T> __global__ void __launch_bounds__(kThreads) add_adapters(const __grid_constant__ Rows<T> of) {
+template <typename T> __global__ void __launch_bounds__(kThreads, 4) add_adapters(const __grid_constant__ Rows<T> of) {
     cuda::grid_dependency_sync();
     auto *const h = cuda::dynamic_shared<float>();
     const int64_t row = blockIdx.x;
