@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...ops._panels import GROUP8, TABLE4, Panels
+from ...ops._panels import GROUP8, PANEL, TABLE4, Panels
 from ...ops.fused_experts import SPEC
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from .linear import inputs as linear_inputs
@@ -96,10 +97,16 @@ def packed(panels: Panels, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantized(gate_up_in: Panels, down_in: Panels, *sizes: Any, activation: int = 0) -> tuple[Any, ...]:
     """Make the arguments of the op with quantized weights; sizes: the arguments of inputs."""
+    x, index, weights, *of = packed_inputs(gate_up_in, down_in, *sizes)
+    gate_up, gate_up_scales, down, down_scales = (part.clone() for part in of)
+    return x.clone(), gate_up, down, index.clone(), weights.clone(), activation, gate_up_scales, down_scales
+
+
+@lru_cache(64)  # quantizing in plain torch takes most of the samples' time, and tests make them many times
+def packed_inputs(gate_up_in: Panels, down_in: Panels, *sizes: Any) -> tuple[Tensor, ...]:
+    """Return (x, index, weights, gate_up, gate_up_scales, down, down_scales), not to be written."""
     x, gate_up, down, index, weights = inputs(*sizes)
-    gate_up, gate_up_scales = packed(gate_up_in, gate_up)
-    down, down_scales = packed(down_in, down)
-    return x, gate_up, down, index, weights, activation, gate_up_scales, down_scales
+    return x, index, weights, *packed(gate_up_in, gate_up), *packed(down_in, down)
 
 
 def inputs(
@@ -350,13 +357,19 @@ def cost(
 
 
 def bench(dtype: torch.dtype) -> Iterator[Sample]:
+    experts = 32
     for tokens in (1, 8, 256):
-        shape = "experts of 2048 x 768, 8 chosen"
-        yield Sample(f"{tokens} tokens, 32 {shape}", inputs(dtype, tokens, 2048, 768, 32, 8))
+        # Random numbers for one expert, and its rows quantized for one panel: times do not depend on the values.
+        x, *one, _, _ = inputs(dtype, tokens, 2048, 768, 1, 1)
+        *_, index, weights = inputs(dtype, tokens, 1, 1, experts, 8)
+        shape = f"{tokens} tokens, {experts} experts of 2048 x 768, 8 chosen"
+        yield Sample(shape, (x, *(w.repeat(experts, 1, 1) for w in one), index, weights))
         for name, panels in (("group8", GROUP8), ("table4", TABLE4)):
-            yield Sample(
-                f"{name}, {tokens} tokens, 32 {shape}", quantized(panels, panels, dtype, tokens, 2048, 768, 32, 8)
-            )
+            few = [packed(panels, w[:, :PANEL]) for w in one]
+            panels_of = [w.shape[1] // PANEL for w in one]
+            blocks = [p.repeat(experts, n, 1, 1) for (p, _), n in zip(few, panels_of, strict=True)]
+            scales = [s.repeat(experts, n) for (_, s), n in zip(few, panels_of, strict=True)]
+            yield Sample(f"{name}, {shape}", (x, *blocks, index, weights, 0, *scales))
 
 
 INFO = OpInfo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,6 +15,16 @@ from ...ops.linear_table4 import SPEC
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from .linear import INFO as LINEAR
 from .linear import inputs as of_linear
+
+
+@lru_cache(256)  # quantizing in plain torch takes most of the samples' time, and tests make them many times
+def packed_weight(panels: Panels, dtype: torch.dtype, k: int, n: int) -> tuple[Tensor, Tensor]:
+    """Return a packed weight and its scales, not to be written."""
+    _, dense, _ = of_linear(dtype, 1, k=k, n=n)
+    indices, group_scales, scales = panels.quantize(dense)
+    packed = torch.full(panels.packed_shape(n, k), 0x7D, dtype=torch.uint8)
+    panels.put_rows(packed, torch.arange(n), indices, group_scales)
+    return packed, scales
 
 
 class Linear:
@@ -47,11 +58,9 @@ class Linear:
         self, dtype: torch.dtype, *rows: int, k: int, n: int, bias: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Make (x, weight, scales, bias). Padding beyond n rows and k columns must not affect the result."""
-        x, dense, b = of_linear(dtype, *rows, k=k, n=n, bias=bias)
-        indices, group_scales, scales = self.panels.quantize(dense)
-        packed = torch.full(self.panels.packed_shape(n, k), 0x7D, dtype=torch.uint8)
-        self.panels.put_rows(packed, torch.arange(n), indices, group_scales)
-        return x, packed, scales, b
+        x, _, b = of_linear(dtype, *rows, k=k, n=n, bias=bias)
+        packed, scales = packed_weight(self.panels, dtype, k, n)
+        return x, packed.clone(), scales.clone(), b
 
     def samples(self, dtype: torch.dtype) -> Iterator[Sample]:
         for k in (1, 15, 16, 63, 64, 65, 127, 128, 129, 769, 5125):
@@ -184,7 +193,10 @@ class Linear:
 
     def bench(self, dtype: torch.dtype) -> Iterator[Sample]:
         for rows, k, n in ((1, 2048, 5632), (1, 5632, 2048), (8, 2048, 5632), (512, 2048, 2048)):
-            yield Sample(f"{rows}x{k}->{n}", self.inputs(dtype, rows, k=k, n=n))
+            # One panel's rows again and again: quantizing is slow here, and times do not depend on the values.
+            x, packed, scales, _ = self.inputs(dtype, rows, k=k, n=PANEL)
+            again = n // PANEL
+            yield Sample(f"{rows}x{k}->{n}", (x, packed.repeat(again, 1, 1), scales.repeat(again), None))
 
     @property
     def info(self) -> OpInfo:
