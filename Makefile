@@ -1,4 +1,5 @@
 # make demo: the two-command start. make test: every op, every interface, every family once. make test-full: everything.
+# make test-ci: what has to pass before a change lands (.ci/run).
 # All set .venv up first; a second call does nothing twice.
 # make gpu, make test-cuda, make bench-cuda: on a machine with a GPU, with the torch of PYTHON; nothing is installed
 # (docs/gpu.md). make gpu-archive: on one without, the libraries for it.
@@ -13,7 +14,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-full test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 build build-demo build-emulated bench sanitize fuzz \
+.PHONY: demo test test-full test-ci test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 build build-demo build-emulated bench sanitize fuzz \
   soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
@@ -27,7 +28,10 @@ test: build-emulated
 	@$(STAGES) tests
 
 test-full: build-emulated
-	@$(STAGES) every device tiles avx2 baseline emulated $(ALSO)
+	@$(STAGES) every device tiles avx2 baseline emulated
+
+test-ci: build-emulated
+	@$(STAGES) sample device tiles avx2 baseline emulated format 'types, cuda'
 
 test-device test-tiles: build
 	@$(STAGES) $(@:test-%=%)

@@ -1,7 +1,8 @@
 """Runs stages of the tests one after another, whatever fails, and prints a table of them at the end.
 
     python .ci/stages.py tests                    # make test
-    python .ci/stages.py every device ... checks  # make test-full, and what .ci/run adds; names of STAGES
+    python .ci/stages.py every device ...         # make test-full; names of STAGES
+    python .ci/stages.py sample device ...        # make test-ci: a third of the tests marked `full`, by the commit
     python .ci/stages.py --keep every device ...  # also writes tests/durations.csv, which CONTRIBUTING.md shows
 
 Each stage writes build/tests/STAGE.xml (JUnit), with the time of every test. The exit status is 1 if a stage failed.
@@ -55,11 +56,22 @@ def files(pattern: str) -> tuple[str, ...]:
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 EMULATED = {**ONE_THREAD, "INFINI_LIBRARIES": str(ROOT / "build" / "native" / "emulated")}
+SHARE = 3  # of the tests marked `full` the stage `sample` runs one in so many
+
+
+def commit() -> str:
+    """The commit that is checked out; empty where there is no repository."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
 STAGES = {
     # Every op, every interface, every family once.
     "tests": Stage((*OTHERS, "-m", "not full")),
     # The same and all that is marked `full`.
     "every": Stage(OTHERS),
+    # Other ones of those for each commit, so that a few commits have run all.
+    "sample": Stage(OTHERS, {"INFINI_TEST_SAMPLE": f"{SHARE}:{commit()}"}),
     "device": Stage(files("test_device*.py"), ONE_THREAD),
     # The kernels of the level avx512_amx in emulated tile registers (csrc/emulation/tile_registers.h), on any machine.
     "tiles": Stage((*TILED, "-k", TILED_TESTS), {"INFINI_EMULATE": "amx", "INFINI_CPU_CAPABILITY": "avx512_amx"}),

@@ -1,5 +1,6 @@
 """Fixtures for all tests, the determinism they rely on, and what keeps a bad CUDA kernel from failing all later tests.
 
+INFINI_TEST_SAMPLE: N:TEXT runs one in N of the tests marked `full`; the text decides which.
 INFINI_TEST_SECONDS: a time limit for each test. A test that exceeds it shows its stacks and ends its process: no signal
 can interrupt a call that waits for a GPU. pytest-xdist reports that test as failed and starts another worker.
 """
@@ -9,6 +10,7 @@ import faulthandler
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -80,7 +82,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def is_sampled(nodeid: str, share: int, text: str) -> bool:
+    return zlib.crc32(f"{text} {nodeid}".encode()) % share == 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tests of the device infini go last: once enabled, it is torch.accelerator to the end of the process.
 
     Workers of pytest-xdist take tests in no fixed order, so beside others they leave these out.
@@ -91,6 +97,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in on_device:
             item.add_marker(pytest.mark.skip(reason="needs workers of its own: make test-device"))
     items[:] = others + on_device
+    if given := os.environ.get("INFINI_TEST_SAMPLE"):
+        share, _, text = given.partition(":")
+        left = [i for i in items if i.get_closest_marker("full") and not is_sampled(i.nodeid, int(share), text)]
+        config.hook.pytest_deselected(items=left)
+        out = set(left)
+        items[:] = [item for item in items if item not in out]
 
 
 @pytest.fixture(scope="session")
