@@ -284,7 +284,7 @@ def test_generate_command(folder: Path, alone: list[str], capsys: pytest.Capture
     assert text == PROMPTS[1] + alone[1]
     line = r"24 tokens, [\d.]+ tok/s, [\d.]+% of the bandwidth limit \(the first after \d+ ms; a step reads \d+ MB\)"
     assert re.fullmatch(line, closing)
-    status, out, _ = run_command(capsys, *common, "--prompt", "hi", "--chat", "--weights", "int8")
+    status, out, _ = run_command(capsys, *common, "--prompt", "hi", "--chat", "-q", "int8")
     assert status == 0
     assert not out.startswith("hi")
     assert "24 tokens, " in out

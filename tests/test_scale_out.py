@@ -58,7 +58,7 @@ def test_generate_on_two_hosts(hosts: list[str], capsys: pytest.CaptureFixture[s
         launch = (
             f"--nnodes 2 --node-rank {number} --nproc-per-node 1 --master-addr {HOSTS[0]} --master-port 29500".split()
         )
-        command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "torch_infini", *generate, "--tp", "2"]
+        command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "torch_infini", *generate, "-tp", "2"]
         own_memory = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
         ranks.append(
             subprocess.Popen(

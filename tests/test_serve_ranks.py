@@ -47,7 +47,7 @@ def want(folder: Path) -> str:
 
 def arguments(program: str, folder: Path) -> list[str]:
     if program == "serve":
-        return ["serve", "--model", str(folder), "--port", "0", "--tp", "2", "--dtype", "float32"]
+        return ["serve", "--model", str(folder), "--port", "0", "-tp", "2", "--dtype", "float32"]
     flags = ["--model_path", str(folder), "--port", "0", "--cpu", "--tp", "2", "--dtype", "float32"]
     return ["run", "-m", "infinilm.server.inference_server", *flags, "--num_blocks", "64"]
 

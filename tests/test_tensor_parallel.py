@@ -360,12 +360,12 @@ def test_infer_engine_generates_from_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("under_torchrun", [False, True])
 def test_command_line(under_torchrun: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """generate --tp 2 says what generate, here in this process, says, once."""
+    """generate -tp 2 says what generate, here in this process, says, once."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if under_torchrun else []
     options = ["generate", "--dtype", "float32", "--max-new-tokens", "24", "--prompt", "def main("]
     assert main(options) == 0
     alone = capsys.readouterr().out.splitlines()
-    command = [sys.executable, *launcher, "-m", "torch_infini", *options, "--tp", "2"]
+    command = [sys.executable, *launcher, "-m", "torch_infini", *options, "-tp", "2"]
     both = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(alone) > 1 and alone[:-1] == both[:-1]
     assert both[-1].startswith("24 tokens")

@@ -123,7 +123,9 @@ def run(arguments: argparse.Namespace) -> int:
     llm = load(arguments, max_num_seqs=1)
     tp_group = llm.engine.model.tp_group
     if tp_group is not None and tp_group.workers is None:
-        raise CommandError("under torchrun every rank would ask: call it without, --tp starts the ranks")
+        raise CommandError(
+            "under torchrun every rank would ask: call it without, --tensor-parallel-size starts the ranks"
+        )
     try:
         llm.chat_prompt([{"role": "user", "content": "?"}])  # fails before the first question if there is no template
     except ValueError as error:

@@ -23,14 +23,27 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a Hugging Face folder, a GGUF file or a name of the hub (default: the small one here)",
     )
-    parser.add_argument("--weights", choices=names(), help="quantize the linear layers while reading")
+    parser.add_argument(
+        "--quantization",
+        "-q",
+        metavar="FORMAT",
+        choices=names(),
+        help=f"quantize the linear layers: {', '.join(names())}",
+    )
     parser.add_argument(
         "--activations", choices=("int8",), help="of layers of a quantized checkpoint (default: as it says)"
     )
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of keys and values (default: the model's)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share the model (default: 1)")
+    parser.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks that share the model (default: 1)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="default: torch's own choice")
 
 
@@ -61,12 +74,12 @@ def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[s
     try:
         return kind(
             arguments.model or MODEL,
-            quantization=arguments.weights,
+            quantization=arguments.quantization,
             activations=arguments.activations,
             dtype=arguments.dtype,
             device=arguments.device,
             kv_cache_dtype=arguments.kv_cache_dtype,
-            tensor_parallel_size=arguments.tp,
+            tensor_parallel_size=arguments.tensor_parallel_size,
             **settings,
         )
     except (
