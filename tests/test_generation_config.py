@@ -91,9 +91,9 @@ def test_the_server_has_them(folder: Callable[..., Path], monkeypatch: pytest.Mo
     seen: list[SamplingParams] = []
     new_request = with_model.engine.new_request
 
-    def record(prompt: Any, params: SamplingParams) -> Any:
+    def record(prompt: Any, params: SamplingParams, *how: Any) -> Any:
         seen.append(params)
-        return new_request(prompt, params)
+        return new_request(prompt, params, *how)
 
     monkeypatch.setattr(with_model.engine, "new_request", record)
     try:

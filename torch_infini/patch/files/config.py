@@ -20,7 +20,7 @@ METHOD = "torch_infini"
 class InfiniConfig(QuantizationConfigMixin):
     """Quantize and patch a model while transformers loads it.
 
-    `AutoModelForCausalLM.from_pretrained(name, quantization_config=torch_infini.InfiniConfig("int8"))` is
+    `from_pretrained(name, quantization_config=torch_infini.InfiniConfig("int8"))` of any class of transformers is
     `from_pretrained(name)` followed by `torch_infini.patch_model(model, weights="int8")`, whose arguments these are,
     except that a model that cannot be patched is an error. The model's `save_pretrained` writes the integers, and
     from_pretrained reads them again.
