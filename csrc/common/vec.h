@@ -329,7 +329,11 @@ inline float widen(bf16 x) {
 }
 
 inline float widen(f16 x) {
+#if defined(__AVX2__)
+    return _cvtsh_ss(x.bits);
+#else
     return load(&x, 1)[0];
+#endif
 }
 
 // Rounds x to T and converts back.

@@ -41,6 +41,7 @@ from .geglu import geglu as geglu
 from .gemm import gemm as gemm
 from .layer_norm import layer_norm as layer_norm
 from .linear import linear as linear
+from .linear_blocks import linear_blocks as linear_blocks
 from .linear_group8 import linear_group8 as linear_group8
 from .linear_packed import linear_packed as linear_packed
 from .linear_table4 import linear_table4 as linear_table4

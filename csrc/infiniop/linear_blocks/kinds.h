@@ -1,0 +1,54 @@
+// Kind: a way to store a run of a weight's elements in a block of bytes. A source registers its kinds with their decoders;
+// to add one, add a source.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "execution_context.h"
+
+namespace infini::linear_blocks {
+
+struct DecodeArgs {
+    const uint8_t *blocks; // adjacent, at any address
+    int64_t count;
+    float *to; // count * elements
+};
+
+// Up to kDotX rows of x are multiplied by kDotRows rows of blocks while these are decoded.
+constexpr int kDotRows = 4, kDotX = 2;
+
+struct DotArgs {
+    const uint8_t *blocks; // of the first row; those of a row are adjacent
+    int64_t stride;        // bytes from a row to the next
+    int64_t count;         // blocks of a row
+    int rows, m;           // of blocks, 1 or kDotRows; and of x, 1 or kDotX
+    const float *x;
+    int64_t x_stride;
+    float *sums;         // a vector of the level's width for each row of x and of blocks: [m][sums_stride]
+    int64_t sums_stride; // in vectors
+    int64_t ahead;       // bytes from a block to the one that is prefetched
+    bool far;            // into L2
+};
+
+struct Kind {
+    int64_t number;   // in the op's argument `kind`: GGML's type numbers, and from 1000 on our own
+    const char *name; // "q6_k"
+    int64_t elements; // of a block: a multiple of 32
+    int64_t bytes;    // of a block
+    void (*decode)(const ExecutionContext &, const DecodeArgs &);
+    void (*dot)(const ExecutionContext &, const DotArgs &); // adds products to sums
+};
+
+// A constant of this type adds a kind when the library is loaded.
+struct RegisteredKind {
+    explicit RegisteredKind(const Kind &kind);
+};
+
+// nullptr for an unknown number.
+const Kind *find_kind(int64_t number);
+
+// "2 (q4_0), 3 (q4_1), ...", for messages.
+std::string known_kinds();
+
+} // namespace infini::linear_blocks

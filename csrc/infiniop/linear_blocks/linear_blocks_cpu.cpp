@@ -1,0 +1,209 @@
+// The CPU kernel of linear_blocks: some rows of the weight are decoded to floats in L1, then multiplied by all rows of
+// x, which were converted to float once. Limit: memory bandwidth of the blocks for few rows of x, if decoding keeps up;
+// the multiply-add units in float beyond.
+#include "bias.h"
+#include "level_types.h"
+#include "linear_blocks.h"
+#include "parallel.h"
+#include "row_iterator.h"
+#include "scratch.h"
+#include "vec.h"
+#include "weight_reading.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using linear_blocks::Args;
+using linear_blocks::Kind;
+
+// The register tile: up to kTileRows rows of x times weight_rows() decoded rows, one accumulator each.
+constexpr int kTileRows = kManyRegisters ? 8 : 4;
+
+constexpr int weight_rows(int m) {
+    return m >= (kManyRegisters ? 7 : 4) ? 3 : 4;
+}
+
+constexpr int64_t kGroup = 12;     // decoded rows: a multiple of both numbers
+constexpr int64_t kColumns = 512;  // decoded at a time: 24 KiB a group, in L1; a multiple of every block's elements
+constexpr int64_t kPassRows = 128; // rows of x that share a pass over the weight
+
+// sums[m][r] += w[r] . x[m] over `columns` columns; sums in rows of kGroup.
+template <int kR, int kM>
+__attribute__((noinline)) void multiply_tile(const float *w, const float *x, int64_t x_stride, int64_t columns,
+                                             VecF *sums) {
+    VecF part[kM][kR];
+#pragma GCC unroll 8
+    for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 4
+        for (int r = 0; r < kR; ++r) {
+            part[m][r] = sums[m * kGroup + r];
+        }
+    }
+    for (int64_t i = 0; i < columns; i += kLanes) {
+        VecF row[kR];
+#pragma GCC unroll 4
+        for (int r = 0; r < kR; ++r) {
+            row[r] = load(w + r * kColumns + i);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < kM; ++m) {
+            const VecF of_x = load(x + m * x_stride + i);
+#pragma GCC unroll 4
+            for (int r = 0; r < kR; ++r) {
+                part[m][r] = fma(row[r], of_x, part[m][r]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 4
+        for (int r = 0; r < kR; ++r) {
+            sums[m * kGroup + r] = part[m][r];
+        }
+    }
+}
+
+// The same for `rows` decoded rows and a number of rows of x known at run time.
+template <int kM = 1>
+void multiply_group(int64_t m, int64_t rows, const float *w, const float *x, int64_t x_stride, int64_t columns,
+                    VecF *sums) {
+    if constexpr (kM < kTileRows) {
+        if (m > kM) {
+            return multiply_group<kM + 1>(m, rows, w, x, x_stride, columns, sums);
+        }
+    }
+    constexpr int kR = weight_rows(kM);
+    int64_t r = 0;
+    for (; r + kR <= rows; r += kR) {
+        multiply_tile<kR, kM>(w + r * kColumns, x, x_stride, columns, sums + r);
+    }
+    for (; r < rows; ++r) {
+        multiply_tile<1, kM>(w + r * kColumns, x, x_stride, columns, sums + r);
+    }
+}
+
+// Decodes `columns` columns of `rows` rows from `row` on, and prefetches those of the group after next.
+void decode(const Args &a, int64_t row, int64_t rows, int64_t column, int64_t columns, bool far, float *to) {
+    const Kind &kind = *a.kind;
+    const int64_t stride = a.weight.stride(0), bytes = columns / kind.elements * kind.bytes;
+    const uint8_t *from = a.weight.as<const uint8_t>() + row * stride + column / kind.elements * kind.bytes;
+    for (int64_t r = 0; r < rows; ++r, from += stride, to += kColumns) {
+        const uint8_t *const next = from + kGroup * stride;
+        for (int64_t line = 0; line < bytes; line += 64) {
+            prefetch_weight(next + line, far);
+        }
+        kind.decode({}, {from, columns / kind.elements, to});
+    }
+}
+
+// Adds the products of `rows` rows from `row` on with one or kDotX rows of x to the sums.
+void dot(const Args &a, int64_t row, int64_t rows, const float *x, int m, bool far, VecF *sums) {
+    using linear_blocks::kDotRows;
+    const int64_t k = a.x.size(-1), stride = a.weight.stride(0);
+    for (int64_t r = 0; r < rows;) {
+        const int count = rows - r < kDotRows ? 1 : kDotRows;
+        a.kind->dot({}, {a.weight.as<const uint8_t>() + (row + r) * stride, stride, k / a.kind->elements, count, m, x,
+                         k, reinterpret_cast<float *>(sums + r), kGroup, kGroup * stride, far});
+        r += count;
+    }
+}
+
+template <typename T> void write(const Args &a, T *y, int64_t row, int64_t rows, const VecF *sums_of_rows) {
+    const Bias<T> bias(a.bias, row);
+    for_each_vector(rows, [&](int64_t i, auto lanes) {
+        const VecF value = sums([&](int lane) { return lane < lanes ? sums_of_rows[i + lane] : VecF{}; });
+        store_at(y + row, i, bias.plus(value, i, lanes), lanes);
+    });
+}
+
+int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+template <typename T> void multiply(const Args &a) {
+    const int64_t k = a.x.size(-1), n = a.weight.size(0), groups = ceil_div(n, kGroup);
+    const TensorView *const views[] = {&a.x, &a.y};
+    const RowIterator<2> rows(views);
+    const int64_t pass_rows = rows.count() < kPassRows ? rows.count() : kPassRows;
+    const int64_t work = n * k / a.kind->elements * a.kind->bytes * ceil_div(pass_rows, kTileRows);
+    const int64_t threads = parallel_threads(groups, work);
+    const int64_t x_floats = ceil_div(pass_rows * k, 16) * 16, thread_floats = kGroup * (kColumns + pass_rows * kLanes);
+    auto *const x =
+        static_cast<float *>(cpu::scratch(sizeof(float) * static_cast<size_t>(x_floats + threads * thread_floats)));
+    const bool far = weight_reading() == WeightReading::kOnePlace;
+    for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
+        const int64_t left = rows.count() - begin, m = left < pass_rows ? left : pass_rows;
+        int64_t y_offsets[kPassRows], count = 0;
+        rows.visit(begin, begin + m, [&](const int64_t *at) {
+            float *const to = x + count * k;
+            const T *const from = a.x.as<const T>() + at[0];
+            for_each_vector(k, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
+            y_offsets[count++] = at[1];
+        });
+        parallel_for(groups, work, [&](int64_t first, int64_t last) {
+            float *const decoded = x + x_floats + (threads > 1 ? omp_get_thread_num() * thread_floats : 0);
+            auto *const sums_of_rows = reinterpret_cast<VecF *>(decoded + kGroup * kColumns);
+            for (int64_t group = first; group < last; ++group) {
+                const int64_t row = group * kGroup, in_group = n - row < kGroup ? n - row : kGroup;
+                for (int64_t i = 0; i < m * kGroup; ++i) {
+                    sums_of_rows[i] = VecF{};
+                }
+                if (m <= linear_blocks::kDotX) {
+                    dot(a, row, in_group, x, static_cast<int>(m), far, sums_of_rows);
+                }
+                for (int64_t column = m <= linear_blocks::kDotX ? k : 0; column < k; column += kColumns) {
+                    const int64_t columns = k - column < kColumns ? k - column : kColumns;
+                    decode(a, row, in_group, column, columns, far, decoded);
+                    for (int64_t i = 0; i < m; i += kTileRows) {
+                        multiply_group(m - i < kTileRows ? m - i : kTileRows, in_group, decoded, x + i * k + column, k,
+                                       columns, sums_of_rows + i * kGroup);
+                    }
+                }
+                for (int64_t i = 0; i < m; ++i) {
+                    write(a, a.y.as<T>() + y_offsets[i], row, in_group, sums_of_rows + i * kGroup);
+                }
+            }
+        });
+    }
+}
+
+// The product is computed in float for every dtype, so levels with instructions for bfloat16 call the lower one.
+template <bool kCallsLower> void multiply_at_level(const Args &args) {
+    if constexpr (kCallsLower) {
+        linear_blocks::INFINI_FLOAT_LEVEL::multiply_kernel(args);
+    } else {
+        with_float_type(args.x.dtype, [&](auto x) { multiply<decltype(x)>(args); });
+    }
+}
+
+// Decodes rows of a weight; T: the dtype written.
+template <typename T> void unpack(const linear_blocks::UnpackArgs &a) {
+    const Kind &kind = *a.kind;
+    const int64_t k = a.to.size(1), n = a.to.size(0);
+    parallel_for(n, n * k * static_cast<int64_t>(sizeof(T)), [&](int64_t first, int64_t last) {
+        alignas(64) float part[kColumns];
+        for (int64_t row = first; row < last; ++row) {
+            const uint8_t *from = a.weight.as<const uint8_t>() + row * a.weight.stride(0);
+            T *to = a.to.as<T>() + row * a.to.stride(0);
+            for (int64_t column = 0; column < k; column += kColumns) {
+                const int64_t columns = k - column < kColumns ? k - column : kColumns;
+                kind.decode({}, {from + column / kind.elements * kind.bytes, columns / kind.elements, part});
+                for (int64_t i = 0; i < columns; i += kLanes) {
+                    store(to + column + i, load(part + i));
+                }
+            }
+        }
+    });
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::linear_blocks::INFINI_LEVEL::multiply_kernel(const Args &args) {
+    infini::INFINI_LEVEL::multiply_at_level<infini::INFINI_LEVEL::kOnlyBf16>(args);
+}
+
+void infini::linear_blocks::INFINI_LEVEL::unpack_kernel(const UnpackArgs &args) {
+    using namespace infini::INFINI_LEVEL;
+    with_float_type(args.to.dtype, [&](auto to) { unpack<decltype(to)>(args); });
+}
