@@ -65,6 +65,9 @@ EXCEPTIONS = {
 }
 # (importing module, imported private module of another package).
 PRIVATE = {
+    ("checkpoints.blocks", "ops._blocks"),
+    ("checkpoints.blocks", "ops._blocks.ggml"),
+    ("checkpoints.formats.mxfp4", "ops._blocks.ggml"),
     ("nn.linear", "ops._packed"),
     ("patch.checks.conditions", "ops._registry"),
     ("patch.layers.sharded", "ops._registry"),

@@ -1,6 +1,6 @@
 """MXFP4: FP4 (E2M1) times a power of two (E8M0) for each 32 columns, as compressed-tensors stores it.
 
-Weights are dequantized, because no op takes them.
+Weights are dequantized.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...ops._blocks.ggml import fp4, power_of_two
 from ..weight import Expected, StoredFormat, by_group, columns_in, groups_of, rows_in
-
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by exponent and mantissa; the fourth bit is the sign
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,3 @@ class MXFP4(StoredFormat):
         packed, exponents = tensors["weight_packed"][rows], tensors["weight_scale"][rows]
         q = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
         return fp4(q) * by_group(power_of_two(exponents), k)
-
-
-def fp4(values: Tensor) -> Tensor:
-    """Return the values of FP4 (E2M1) codes from 0 to 15, in float64."""
-    return torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.float64)[values.long()]
-
-
-def power_of_two(exponents: Tensor) -> Tensor:
-    """Return 2 ** (e - 127) of E8M0 exponents, in float64."""
-    return (exponents.double() - 127).exp2()  # exact for integers

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .kind import BlockKind
+from .kind import BlockKind, scale_at
 
 
 def _found() -> dict[str, BlockKind]:
@@ -20,4 +20,4 @@ def _found() -> dict[str, BlockKind]:
 
 KINDS = _found()  # by name
 
-__all__ = ["KINDS", "BlockKind"]
+__all__ = ["KINDS", "BlockKind", "scale_at"]
