@@ -12,6 +12,7 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef uint16_t Words __attribute__((vector_size(16)));
 
 inline Bytes load_bytes(const uint8_t *p) {
     Bytes bytes;
@@ -47,6 +48,24 @@ inline void widen(Bytes q, VecF (&to)[kVectors]) {
         to[i] = load(bytes + i * kLanes);
     }
 #endif
+}
+
+// bytes >> kBy and bytes << kBy for bytes, of which only the bits of `mask` are kept: one shift of 16-bit integers.
+template <int kBy> inline Bytes shifted_right(Bytes bytes, uint8_t mask) {
+    return (Bytes)((Words)bytes >> kBy) & mask;
+}
+template <int kBy> inline Bytes shifted_left(Bytes bytes, uint8_t mask) {
+    return (Bytes)((Words)bytes << kBy) & mask;
+}
+
+// The integers times a factor, for scales of the parts of a block, which are read from memory one by one.
+inline void multiples(Bytes q, float factor, float *to) {
+    VecF values[kVectors];
+    widen(q, values);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+        store(to + v * kLanes, values[v] * splat(factor));
+    }
 }
 
 // Passes on the elements i to i + 15: q * scale.

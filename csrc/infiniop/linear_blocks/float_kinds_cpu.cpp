@@ -8,23 +8,63 @@ namespace {
 
 using linear_blocks::kNf4;
 
-// E4M3's values: exponent and mantissa are moved to float's place, and 2^120 moves the bias, exactly, denormals
-// included. 0x7f and 0xff are NaN.
-inline VecF fp8_values(VecU codes) {
-    const VecU magnitude = codes & 0x7fu;
-    const VecF value = (VecF)(magnitude << 20) * splat(0x1p120f);
-    const VecU nan = (VecU)(magnitude == 0x7fu) & 0x7fc00000u;
-    return (VecF)((VecU)value | nan | codes >> 7 << 31);
-}
-
 struct Fp8 {
     static constexpr int kElements = 128, kBytes = 132;
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
-        const VecF scale = splat(float_at(p));
+        const uint8_t *const codes = p + 4;
+        // A NaN among a block's codes makes NaN of all results that the block has a part in: as its scale does.
+        const float scale = has_nan(codes) ? __builtin_nanf("") : float_at(p);
+#pragma GCC unroll 8
+        for (int i = 0; i < kElements; i += 16) {
+            VecF values[kVectors];
+            widened(load_bytes(codes + i), values);
 #pragma GCC unroll 4
-        for (int i = 0; i < kElements; i += kLanes) {
-            sink(i, fp8_values(load_codes(p + 4 + i)) * scale);
+            for (int v = 0; v < kVectors; ++v) {
+                sink(i + v * kLanes, values[v] * splat(scale));
+            }
         }
+    }
+
+private:
+    // Whether a code is 0x7f or 0xff.
+    INFINI_ALWAYS_INLINE static bool has_nan(const uint8_t *codes) {
+        Bytes found = {};
+#pragma GCC unroll 8
+        for (int i = 0; i < kElements; i += 16) {
+            const Bytes magnitude = load_bytes(codes + i) | 0x80;
+            found |= (Bytes)(magnitude == 0xff);
+        }
+        uint64_t halves[2];
+        std::memcpy(halves, &found, sizeof halves);
+        return (halves[0] | halves[1]) != 0;
+    }
+
+    // E4M3's values, of NaN any: exponent and mantissa are moved to the place of float16's (of float's where there is no
+    // conversion), and a power of two makes up for the bias, exactly, denormals included.
+    INFINI_ALWAYS_INLINE static void widened(Bytes codes, VecF (&to)[kVectors]) {
+#if defined(__AVX2__)
+        typedef int16_t Signed __attribute__((vector_size(16)));
+        const __m128i zero = _mm_setzero_si128();
+        __m128i halves[2] = {_mm_unpacklo_epi8(zero, (__m128i)codes), _mm_unpackhi_epi8(zero, (__m128i)codes)};
+#pragma GCC unroll 2
+        for (__m128i &half : halves) {
+            half = (__m128i)((Signed)half >> 1 & static_cast<int16_t>(0xbf80)); // the sign stays at its place
+        }
+#if defined(__AVX512F__)
+        to[0] = _mm512_cvtph_ps(_mm256_set_m128i(halves[1], halves[0])) * splat(256);
+#else
+        to[0] = _mm256_cvtph_ps(halves[0]) * splat(256);
+        to[1] = _mm256_cvtph_ps(halves[1]) * splat(256);
+#endif
+#else
+        for (int v = 0; v < kVectors; ++v) {
+            VecU code;
+            for (int i = 0; i < kLanes; ++i) {
+                code[i] = codes[v * kLanes + i];
+            }
+            to[v] = (VecF)((code & 0x7fu) << 20 | code >> 7 << 31) * splat(0x1p120f);
+        }
+#endif
     }
 };
 

@@ -6,6 +6,8 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
+typedef uint32_t Quarters __attribute__((vector_size(16)));
+
 // Passes on 32 elements of 4-bit codes, lower nibbles first, with fifth bits where there are some.
 struct Nibbles {
     Bytes low, high;
@@ -13,14 +15,17 @@ struct Nibbles {
     Nibbles(const uint8_t *nibbles, uint8_t offset) {
         const Bytes q = load_bytes(nibbles);
         low = (q & 15) - offset;
-        high = (q >> 4) - offset;
+        high = shifted_right<4>(q, 15) - offset;
     }
     Nibbles(const uint8_t *nibbles, const uint8_t *fifth, uint8_t offset) {
         uint32_t bits;
         std::memcpy(&bits, fifth, sizeof bits);
-        const Bytes q = load_bytes(nibbles);
-        low = ((q & 15) | fifth_bits(bits)) - offset;
-        high = ((q >> 4) | fifth_bits(bits >> 16)) - offset;
+        const Bytes q = load_bytes(nibbles), all = (Bytes)(Quarters{bits, bits, bits, bits});
+        low = ((q & 15) | as_bit_4(__builtin_shufflevector(all, all, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1))) -
+              offset;
+        high = (shifted_right<4>(q, 15) |
+                as_bit_4(__builtin_shufflevector(all, all, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3))) -
+               offset;
     }
     template <typename Sink> INFINI_ALWAYS_INLINE void pass(float scale, const Sink &sink) const {
         scaled(low, scale, 0, sink);
@@ -32,15 +37,10 @@ struct Nibbles {
     }
 
 private:
-    // Bit i of `bits` as bit 4 of byte i.
-    static Bytes fifth_bits(uint32_t bits) {
+    // Bit i % 8 of byte i as its bit 4.
+    static Bytes as_bit_4(Bytes bytes) {
         constexpr Bytes mask = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-        Bytes spread = {};
-        spread += static_cast<uint8_t>(bits);
-        Bytes upper = {};
-        upper += static_cast<uint8_t>(bits >> 8);
-        spread = __builtin_shufflevector(spread, upper, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31);
-        return (Bytes)((spread & mask) == mask) & 16;
+        return (Bytes)((bytes & mask) == mask) & 16;
     }
 };
 
@@ -84,38 +84,42 @@ struct Q8_0 {
     }
 };
 
-// The scale and the minimum of sub-block j of Q4_K and Q5_K, six bits each.
+// The scales and the negative minima of the eight sub-blocks of Q4_K and Q5_K: six bits each, times a factor of the block.
 struct SixBits {
-    float scale, minimum;
+    float scales[8], shifts[8];
 
-    INFINI_ALWAYS_INLINE SixBits(const uint8_t *s, int j) {
-        if (j < 4) {
-            scale = static_cast<float>(s[j] & 63);
-            minimum = static_cast<float>(s[j + 4] & 63);
-        } else {
-            scale = static_cast<float>((s[j + 4] & 15) | (s[j - 4] >> 6 << 4));
-            minimum = static_cast<float>((s[j + 4] >> 4) | (s[j] >> 6 << 4));
+    INFINI_ALWAYS_INLINE explicit SixBits(const uint8_t *block) {
+        uint32_t s[3];
+        std::memcpy(s, block + 4, sizeof s);
+        const Quarters six = {s[0] & 0x3f3f3f3f, (s[2] & 0x0f0f0f0f) | (s[0] >> 2 & 0x30303030), // scales
+                              s[1] & 0x3f3f3f3f, (s[2] >> 4 & 0x0f0f0f0f) | (s[1] >> 2 & 0x30303030)};
+        float all[16];
+        multiples((Bytes)six, 1.0f, all);
+        const float d = half_at(block), least = -half_at(block + 2);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) {
+            scales[j] = d * all[j];
+            shifts[j] = least * all[8 + j];
         }
     }
 };
 
+// Elements are passed on in their order, in which products are summed.
 struct Q4_K {
     static constexpr int kElements = 256, kBytes = 144;
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
-        const float d = half_at(p), least = -half_at(p + 2);
+        const SixBits parts(p);
 #pragma GCC unroll 4
         for (int j = 0; j < 8; j += 2) {
-            const SixBits first(p + 4, j), second(p + 4, j + 1);
-            const uint8_t *const from = p + 16 + 16 * j;
+            const Bytes q[2] = {load_bytes(p + 16 + 16 * j), load_bytes(p + 32 + 16 * j)};
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
-                const Bytes q = load_bytes(from + 16 * half);
-                shifted(q & 15, d * first.scale, least * first.minimum, 32 * j + 16 * half, sink);
+                shifted(q[half] & 15, parts.scales[j], parts.shifts[j], 32 * j + 16 * half, sink);
             }
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
-                const Bytes q = load_bytes(from + 16 * half);
-                shifted(q >> 4, d * second.scale, least * second.minimum, 32 * (j + 1) + 16 * half, sink);
+                shifted(shifted_right<4>(q[half], 15), parts.scales[j + 1], parts.shifts[j + 1],
+                        32 * (j + 1) + 16 * half, sink);
             }
         }
     }
@@ -124,18 +128,32 @@ struct Q4_K {
 struct Q5_K {
     static constexpr int kElements = 256, kBytes = 176;
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
-        const float d = half_at(p), least = -half_at(p + 2);
-        const Bytes bits[2] = {load_bytes(p + 16), load_bytes(p + 32)};
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j) {
-            const SixBits part(p + 4, j);
+        const SixBits parts(p);
+        part<0>(p, parts, sink);
+        part<1>(p, parts, sink);
+        part<2>(p, parts, sink);
+        part<3>(p, parts, sink);
+        part<4>(p, parts, sink);
+        part<5>(p, parts, sink);
+        part<6>(p, parts, sink);
+        part<7>(p, parts, sink);
+    }
+
+private:
+    // Sub-block kJ; its fifth bits are bit kJ of 32 bytes.
+    template <int kJ, typename Sink>
+    INFINI_ALWAYS_INLINE static void part(const uint8_t *p, const SixBits &parts, const Sink &sink) {
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                const Bytes q = load_bytes(p + 48 + 32 * (j / 2) + 16 * half);
-                const Bytes bit = (Bytes)((bits[half] & static_cast<uint8_t>(1 << j)) != 0) & 16;
-                shifted((j % 2 == 0 ? q & 15 : q >> 4) | bit, d * part.scale, least * part.minimum, 32 * j + 16 * half,
-                        sink);
+        for (int half = 0; half < 2; ++half) {
+            const Bytes pairs = load_bytes(p + 48 + 32 * (kJ / 2) + 16 * half), fifth = load_bytes(p + 16 + 16 * half);
+            const Bytes q = shifted_right<kJ % 2 * 4>(pairs, 15);
+            Bytes bit;
+            if constexpr (kJ < 4) {
+                bit = shifted_left<4 - kJ>(fifth, 16);
+            } else {
+                bit = shifted_right<kJ - 4>(fifth, 16);
             }
+            shifted(q | bit, parts.scales[kJ], parts.shifts[kJ], 32 * kJ + 16 * half, sink);
         }
     }
 };
@@ -143,21 +161,25 @@ struct Q5_K {
 struct Q6_K {
     static constexpr int kElements = 256, kBytes = 210;
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
-        const float d = half_at(p + 208);
+        float scales[16];
+        multiples(load_bytes(p + 192), half_at(p + 208), scales);
 #pragma GCC unroll 2
         for (int part = 0; part < 2; ++part) {
-            const uint8_t *const low = p + 64 * part, *const high = p + 128 + 32 * part;
-            const auto *const scales = reinterpret_cast<const int8_t *>(p + 192 + 8 * part);
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; ++j) {
-#pragma GCC unroll 2
-                for (int half = 0; half < 2; ++half) {
-                    const Bytes nibble = load_bytes(low + 32 * (j % 2) + 16 * half);
-                    const Bytes bits = load_bytes(high + 16 * half) >> static_cast<uint8_t>(2 * j) & 3;
-                    const Bytes q = ((j < 2 ? nibble & 15 : nibble >> 4) | bits << 4) - 32;
-                    scaled(q, d * static_cast<float>(scales[2 * j + half]), 128 * part + 32 * j + 16 * half, sink);
-                }
-            }
+            const uint8_t *const low = p + 64 * part;
+            const Bytes nibbles[4] = {load_bytes(low), load_bytes(low + 16), load_bytes(low + 32),
+                                      load_bytes(low + 48)};
+            const Bytes upper[2] = {load_bytes(p + 128 + 32 * part), load_bytes(p + 144 + 32 * part)};
+            const auto pass = [&](int i, Bytes q) __attribute__((always_inline)) {
+                scaled(q - 32, scales[8 * part + i], 128 * part + 16 * i, sink);
+            };
+            pass(0, (nibbles[0] & 15) | shifted_left<4>(upper[0], 0x30));
+            pass(1, (nibbles[1] & 15) | shifted_left<4>(upper[1], 0x30));
+            pass(2, (nibbles[2] & 15) | shifted_left<2>(upper[0], 0x30));
+            pass(3, (nibbles[3] & 15) | shifted_left<2>(upper[1], 0x30));
+            pass(4, shifted_right<4>(nibbles[0], 15) | (upper[0] & 0x30));
+            pass(5, shifted_right<4>(nibbles[1], 15) | (upper[1] & 0x30));
+            pass(6, shifted_right<4>(nibbles[2], 15) | shifted_right<2>(upper[0], 0x30));
+            pass(7, shifted_right<4>(nibbles[3], 15) | shifted_right<2>(upper[1], 0x30));
         }
     }
 };
@@ -167,7 +189,7 @@ template <typename Sink>
 INFINI_ALWAYS_INLINE void levels(const uint8_t *p, Bytes table, float scale, const Sink &sink) {
     const Bytes q = load_bytes(p);
     scaled(look_up(table, q & 15), scale, 0, sink);
-    scaled(look_up(table, q >> 4), scale, 16, sink);
+    scaled(look_up(table, shifted_right<4>(q, 15)), scale, 16, sink);
 }
 
 constexpr Bytes bytes_of(const int (&values)[16]) {
