@@ -9,7 +9,7 @@ The share is of the bandwidth of that reading, a dot product of two vectors; wha
 its scales and zeros. Groups are of 64. torch's own products are timed for bfloat16 alone: for the other dtypes they
 take 20 to 100 times as long. quantize_x: with int8 x too, as the last two always have it; then the peak of VNNI's
 products of bytes, measured before, is the limit for many rows (None on machines without VNNI), and quantizing x is in
-the time.
+the time. linear_blocks is timed for each kind of block, which torch has no product for.
 """
 
 from __future__ import annotations
@@ -25,16 +25,20 @@ from harness import Cases, Row, dtype_name, ratios, taken
 from limits import READ_BYTES, measure_peaks, read_once
 from op_cases import info_of, nbytes
 
+from torch_infini.ops._blocks import KINDS
 from torch_infini.testing.benchmark import Call, seconds
+from torch_infini.testing.ops.linear_blocks import random_weight
 from torch_infini.weights import FORMATS, quantize
 
 IN_PANELS = ("linear_group8", "linear_table4")  # they quantize x always
-OPS = ("linear_int8", "linear_int4", *IN_PANELS)
+BLOCKS = "linear_blocks"
+OPS = ("linear_int8", "linear_int4", *IN_PANELS, BLOCKS)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # (rows, k, n, quantize_x)
 CASES = [
     *((rows, 4096, n, False) for n in (14336, 4096) for rows in (1, 8, 32)),
     *((rows, 4096, n, True) for n in (14336, 4096) for rows in (1, 4, 8, 32)),
+    (512, 2048, 5632, False),
     *((512, k, n, True) for k, n in ((2048, 5632), (5632, 2048))),
 ]
 QUICK = [(1, 256, 512, False), (8, 256, 512, True)]
@@ -44,9 +48,15 @@ GROUP = 64
 def contestants(
     op: str, x: torch.Tensor, weight: torch.Tensor, quantize_x: bool, out: torch.Tensor
 ) -> tuple[dict[str, Call], int]:
-    """What is timed, and the bytes of the packed weight."""
+    """What is timed, and the bytes of the packed weight; op: of OPS, "linear_blocks" and a kind of block after it."""
+    op, _, kind = op.partition(" ")
     infini = info_of(op).out
     calls: dict[str, Call] = {"dense": lambda: torch.nn.functional.linear(x, weight)}
+    if op == BLOCKS:
+        n, k = weight.shape  # a few rows again and again: times do not depend on the values
+        blocks = random_weight(KINDS[kind], 16, k).repeat(n // 16, 1, 1)
+        calls["infini"] = lambda: infini(x, blocks, KINDS[kind].number, None, out=out)
+        return calls, nbytes(blocks)
     if op in IN_PANELS:
         format = FORMATS[op.removeprefix("linear_")]
         integers = format.empty(*weight.shape, 0, x.dtype, lambda shape, dtype: torch.zeros(shape, dtype=dtype))
@@ -91,7 +101,7 @@ def measure(op: str, case: tuple[int, int, int, bool], dtype: torch.dtype, vnni_
     out = torch.empty(rows, n, dtype=dtype)
     calls, size = contestants(op, x, weight, quantize_x, out)
     if dtype != torch.bfloat16:
-        del calls["torch"]
+        calls.pop("torch", None)
     times, read = cold_medians(calls, rounds)
     bandwidth = READ_BYTES / read
     has_peak = quantize_x and vnni_peak
@@ -110,10 +120,11 @@ def cases(options: argparse.Namespace) -> Cases:
     dtypes = [d for d in DTYPES if options.dtypes is None or d in options.dtypes][: 1 if options.quick else None]
     for threads in options.threads:
         vnni_peak = measure_peaks(threads, 0.05 if options.quick else 1)[torch.int8]
-        for op, dtype in ((op, dtype) for op in options.ops for dtype in dtypes):
+        ops = [name for op in options.ops for name in ([f"{op} {kind}" for kind in KINDS] if op == BLOCKS else [op])]
+        for op, dtype in ((op, dtype) for op in ops for dtype in dtypes):
             for case in QUICK if options.quick else CASES:
                 x_rows, k, n, quantize_x = case
-                if op in IN_PANELS and not quantize_x:
+                if quantize_x and op.startswith(BLOCKS) or not quantize_x and op in IN_PANELS:
                     continue
                 key = {"op": op, "rows": x_rows, "k": k, "n": n, "dtype": dtype_name(dtype), "threads": threads}
                 yield {**key, "quantize_x": quantize_x}, partial(measure, op, case, dtype, vnni_peak, rounds)

@@ -135,12 +135,18 @@ def test_c_abi(measured: Any, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_quantized(measured: Any, tmp_path: Path) -> None:
     positive = "infini_us torch_us dense_us ratio_to_torch ratio_to_dense read_gb_per_s share"
-    rows = measured(tmp_path / "q.csv", "run.py --quantized --quick --dtypes bfloat16", positive)
+    command = "run.py --quantized --quick --dtypes bfloat16 --ops "
+    rows = measured(tmp_path / "q.csv", command + "linear_int8,linear_int4,linear_group8,linear_table4", positive)
     assert values(rows, "op", "rows", "dtype", "quantize_x") == [
         (op, *case)
         for op in ("linear_int8", "linear_int4")
         for case in (("1", "bfloat16", "False"), ("8", "bfloat16", "True"))
     ] + [(op, "8", "bfloat16", "True") for op in ("linear_group8", "linear_table4")]
+    blocks = measured(tmp_path / "b.csv", command + "linear_blocks", "infini_us dense_us ratio_to_dense share")
+    assert values(blocks, "op", "rows", "torch_us")[4:6] == [
+        ("linear_blocks q8_0", "1", ""),
+        ("linear_blocks q4_k", "1", ""),
+    ]
 
 
 @pytest.mark.parametrize(
