@@ -25,7 +25,8 @@ def linear_blocks(
     One exception, for speed: where bfloat16 is multiplied in pairs (64 rows or more) or in tiles (16 rows or more),
     slices of the weight are decoded to bfloat16 and multiplied as by linear.
 
-    With few rows memory bandwidth is the limit: the weight has 4.25 (mxfp4) to 8.5 (q8_0) bits an element.
+    The weight has 4.25 (mxfp4) to 8.5 (q8_0) bits an element. With few rows of x the limit is memory bandwidth if there
+    are enough threads to decode that fast, otherwise decoding.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.

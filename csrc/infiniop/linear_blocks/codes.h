@@ -1,7 +1,7 @@
-// How decoders make floats of a block, and the two kernels that every kind gets of its decoder: decode and dot. Included only by
-// *_cpu.cpp files. A kind is a struct with kElements, kBytes and
+// How decoders make floats of a block, and the two kernels that every kind gets of its decoder: decode and dot. Included
+// only by *_cpu.cpp files. A kind is a struct with kElements, kBytes and
 //     template <typename Sink> static void decode(const uint8_t *block, const Sink &sink)
-// which calls sink(i, values) for every vector of kLanes elements from i on.
+// which calls sink(i, values) for each vector of kLanes elements, i ascending: products are summed in that order.
 #pragma once
 
 #include "kinds.h"

@@ -12,7 +12,7 @@ namespace {
 
 constexpr Checker kRule("linear_blocks");
 
-// A decoded slice of the weight has at most so many bytes.
+// A decoded slice of the weight has at most so many bytes, or 64 rows.
 constexpr int64_t kSliceBytes = 8 << 20;
 
 // Rows of bfloat16 x from which on dense products with decoded slices are faster: only where bfloat16 is multiplied in

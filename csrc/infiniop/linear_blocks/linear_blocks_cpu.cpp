@@ -82,7 +82,7 @@ void multiply_group(int64_t m, int64_t rows, const float *w, const float *x, int
     }
 }
 
-// Decodes `columns` columns of `rows` rows from `row` on, and prefetches those of the group after next.
+// Decodes `columns` columns of `rows` rows from `row` on, and prefetches the same columns of the next group.
 void decode(const Args &a, int64_t row, int64_t rows, int64_t column, int64_t columns, bool far, float *to) {
     const Kind &kind = *a.kind;
     const int64_t stride = a.weight.stride(0), bytes = columns / kind.elements * kind.bytes;
