@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 import torch_infini
+from torch_infini._core import library
+from torch_infini.nn.linear import MULTIPLIES_BFLOAT16
 from torch_infini.ops._blocks import KINDS
 from torch_infini.testing.ops.linear_blocks import random_weight
 
@@ -97,9 +99,14 @@ def test_every_code_of_fp8() -> None:
     assert found.isnan().nonzero().flatten().tolist() == [0x7F, 0xFF]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+BATCHES = ((0, 1), (139, 1), (5, 2), (7, 3), (60, 9), (11, 129), (3, 63), (2, 64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_in_any_batch(kind: str, dtype: torch.dtype) -> None:
+    if dtype == torch.bfloat16 and library.capability == "avx512_amx":
+        pytest.skip("tiles multiply from 16 rows on")
     of = KINDS[kind]
     k = 768
     weight, x = random_weight(of, 53, k), torch.randn(140, k).to(dtype)
@@ -108,8 +115,19 @@ def test_a_row_has_the_same_bits_in_any_batch(kind: str, dtype: torch.dtype) -> 
     def rows(first: int, count: int) -> Tensor:
         return torch_infini.ops.linear_blocks(x[first : first + count], weight, kind)
 
-    for first, count in ((0, 1), (139, 1), (5, 2), (7, 3), (60, 9), (11, 129)):
+    for first, count in BATCHES:
         assert torch.equal(rows(first, count), whole[first : first + count]), (first, count)
+
+
+@pytest.mark.skipif(library.capability not in MULTIPLIES_BFLOAT16, reason="bfloat16 is multiplied as float32")
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_have_the_bits_of_linear(kind: str) -> None:
+    of = KINDS[kind]
+    weight, x = random_weight(of, 61, 1024), torch.randn(140, 1024).bfloat16()
+    dense = of.dequantize(weight, torch.bfloat16)
+    for first, count in BATCHES:
+        found = torch_infini.ops.linear_blocks(x[first : first + count], weight, kind)
+        assert torch.equal(found, torch.ops.infini.linear(x[first : first + count], dense)), (first, count)
 
 
 def test_an_unknown_name() -> None:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kinds.h"
+#include "linear/steps.h"
 #include "vec.h"
 #include "weight_reading.h"
 
@@ -126,8 +127,35 @@ template <typename K> void decode(const linear_blocks::DecodeArgs &args) {
     }
 }
 
+// Adds the products of a decoded row with kM rows of x to its sums, step by step; W is what the row is rounded to.
+template <typename W, int kM> struct RowSums {
+    using S = Steps<W>;
+    const typename S::X *x;
+    int64_t x_stride;
+    VecF (&sums)[kM];
+    VecF first{}; // of a step that takes two vectors
+
+    INFINI_ALWAYS_INLINE void operator()(int at, VecF values) {
+        if constexpr (S::kStep == kLanes) {
+            add(at, values);
+        } else if (at % S::kStep == 0) {
+            first = values;
+        } else {
+            add(at - kLanes, S::round(first, values));
+        }
+    }
+
+private:
+    template <typename Step> INFINI_ALWAYS_INLINE void add(int at, Step values) {
+#pragma GCC unroll 2
+        for (int m = 0; m < kM; ++m) {
+            sums[m] = S::multiply_add(values, S::load_x(x + m * x_stride + at), sums[m]);
+        }
+    }
+};
+
 // Adds the products of kRows rows with kM rows of x to the sums, vector by vector as multiply_tile.
-template <typename K, int kRows, int kM> void dot_rows(const linear_blocks::DotArgs &args) {
+template <typename K, typename W, int kRows, int kM> void dot_rows(const linear_blocks::DotArgs &args) {
     VecF sums[kRows][kM];
     const auto each_sum = [&](const auto &body) __attribute__((always_inline)) {
 #pragma GCC unroll 4
@@ -140,7 +168,7 @@ template <typename K, int kRows, int kM> void dot_rows(const linear_blocks::DotA
     };
     each_sum([](VecF &sum, const float *at) { sum = load(at); });
     const uint8_t *block = args.blocks;
-    const float *x = args.x;
+    const auto *x = static_cast<const typename Steps<W>::X *>(args.x);
     for (int64_t i = 0; i < args.count; ++i, block += K::kBytes, x += K::kElements) {
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
@@ -149,27 +177,31 @@ template <typename K, int kRows, int kM> void dot_rows(const linear_blocks::DotA
             for (int line = 0; line < K::kBytes; line += 64) {
                 prefetch_weight(of_row + args.ahead + line, args.far);
             }
-            VecF(&row)[kM] = sums[r];
-            K::decode(of_row, [&](int at, VecF values) __attribute__((always_inline)) {
-#pragma GCC unroll 2
-                for (int m = 0; m < kM; ++m) {
-                    row[m] = fma(values, load(x + m * args.x_stride + at), row[m]);
-                }
-            });
+            RowSums<W, kM> row{x, args.x_stride, sums[r]};
+            K::decode(of_row, [&](int at, VecF values) __attribute__((always_inline)) { row(at, values); });
         }
     }
     each_sum([](const VecF &sum, float *at) { store(at, sum); });
 }
 
 // The same for args.rows rows, 1 or kDotRows, and args.m rows of x, 1 or kDotX.
-template <typename K> void dot(const linear_blocks::DotArgs &args) {
+template <typename K, typename W> void dot(const linear_blocks::DotArgs &args) {
     using linear_blocks::kDotRows;
     using linear_blocks::kDotX;
     if (args.rows == kDotRows) {
-        args.m == 1 ? dot_rows<K, kDotRows, 1>(args) : dot_rows<K, kDotRows, kDotX>(args);
+        args.m == 1 ? dot_rows<K, W, kDotRows, 1>(args) : dot_rows<K, W, kDotRows, kDotX>(args);
     } else {
-        args.m == 1 ? dot_rows<K, 1, 1>(args) : dot_rows<K, 1, kDotX>(args);
+        args.m == 1 ? dot_rows<K, W, 1, 1>(args) : dot_rows<K, W, 1, kDotX>(args);
     }
+}
+
+template <typename K> void dot(const linear_blocks::DotArgs &args) {
+    if constexpr (kInPairs<bf16>) {
+        if (args.in_pairs) {
+            return dot<K, bf16>(args);
+        }
+    }
+    dot<K, float>(args);
 }
 
 } // namespace

@@ -23,9 +23,10 @@ struct DotArgs {
     int64_t stride;        // bytes from a row to the next
     int64_t count;         // blocks of a row
     int rows, m;           // of blocks, 1 or kDotRows; and of x, 1 or kDotX
-    const float *x;
+    const void *x;         // float, or bfloat16 if in_pairs
     int64_t x_stride;
-    float *sums;         // a vector of the level's width for each row of x and of blocks: [m][sums_stride]
+    bool in_pairs; // blocks are rounded to bfloat16 and multiplied in pairs: at levels that have instructions for it
+    float *sums;   // a vector of the level's width for each row of x and of blocks: [m][sums_stride]
     int64_t sums_stride; // in vectors
     int64_t ahead;       // bytes from a block to the one that is prefetched
     bool far;            // into L2

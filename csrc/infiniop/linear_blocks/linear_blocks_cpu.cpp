@@ -1,8 +1,9 @@
-// The CPU kernel of linear_blocks: some rows of the weight are decoded to floats in L1, then multiplied by all rows of
-// x, which were converted to float once. Limit: memory bandwidth of the blocks for few rows of x, if decoding keeps up;
-// the multiply-add units in float beyond.
+// The CPU kernel of linear_blocks: some rows of the weight are decoded in L1, then multiplied by all rows of x. Decoded
+// elements are floats, and x was converted once; or bfloat16, multiplied in pairs, summed in linear's order. Limit:
+// memory bandwidth of the blocks for few rows of x, if decoding keeps up; the multiply-add units beyond.
 #include "bias.h"
 #include "level_types.h"
+#include "linear/steps.h"
 #include "linear_blocks.h"
 #include "parallel.h"
 #include "row_iterator.h"
@@ -24,13 +25,14 @@ constexpr int weight_rows(int m) {
 }
 
 constexpr int64_t kGroup = 12;     // decoded rows: a multiple of both numbers
-constexpr int64_t kColumns = 512;  // decoded at a time: 24 KiB a group, in L1; a multiple of every block's elements
+constexpr int64_t kColumns = 512;  // decoded at a time: 24 KiB of floats a group; a multiple of every block's elements
 constexpr int64_t kPassRows = 128; // rows of x that share a pass over the weight
 
-// sums[m][r] += w[r] . x[m] over `columns` columns; sums in rows of kGroup.
-template <int kR, int kM>
-__attribute__((noinline)) void multiply_tile(const float *w, const float *x, int64_t x_stride, int64_t columns,
-                                             VecF *sums) {
+// sums[m][r] += w[r] . x[m] over `columns` columns; sums in rows of kGroup. W: float or bf16.
+template <int kR, int kM, typename W>
+__attribute__((noinline)) void multiply_tile(const W *w, const typename Steps<W>::X *x, int64_t x_stride,
+                                             int64_t columns, VecF *sums) {
+    using S = Steps<W>;
     VecF part[kM][kR];
 #pragma GCC unroll 8
     for (int m = 0; m < kM; ++m) {
@@ -39,18 +41,18 @@ __attribute__((noinline)) void multiply_tile(const float *w, const float *x, int
             part[m][r] = sums[m * kGroup + r];
         }
     }
-    for (int64_t i = 0; i < columns; i += kLanes) {
-        VecF row[kR];
+    for (int64_t i = 0; i < columns; i += S::kStep) {
+        decltype(S::load_weight(w)) row[kR];
 #pragma GCC unroll 4
         for (int r = 0; r < kR; ++r) {
-            row[r] = load(w + r * kColumns + i);
+            row[r] = S::load_weight(w + r * kColumns + i);
         }
 #pragma GCC unroll 8
         for (int m = 0; m < kM; ++m) {
-            const VecF of_x = load(x + m * x_stride + i);
+            const auto of_x = S::load_x(x + m * x_stride + i);
 #pragma GCC unroll 4
             for (int r = 0; r < kR; ++r) {
-                part[m][r] = fma(row[r], of_x, part[m][r]);
+                part[m][r] = S::multiply_add(row[r], of_x, part[m][r]);
             }
         }
     }
@@ -64,9 +66,9 @@ __attribute__((noinline)) void multiply_tile(const float *w, const float *x, int
 }
 
 // The same for `rows` decoded rows and a number of rows of x known at run time.
-template <int kM = 1>
-void multiply_group(int64_t m, int64_t rows, const float *w, const float *x, int64_t x_stride, int64_t columns,
-                    VecF *sums) {
+template <int kM = 1, typename W>
+void multiply_group(int64_t m, int64_t rows, const W *w, const typename Steps<W>::X *x, int64_t x_stride,
+                    int64_t columns, VecF *sums) {
     if constexpr (kM < kTileRows) {
         if (m > kM) {
             return multiply_group<kM + 1>(m, rows, w, x, x_stride, columns, sums);
@@ -82,8 +84,29 @@ void multiply_group(int64_t m, int64_t rows, const float *w, const float *x, int
     }
 }
 
+// Decodes blocks to elements of type W, rounded once.
+template <typename W> void decode_to(const Kind &kind, const uint8_t *from, int64_t columns, W *to) {
+    if constexpr (std::is_same_v<W, float>) {
+        kind.decode({}, {from, columns / kind.elements, to});
+    } else {
+        alignas(64) float part[kColumns];
+        kind.decode({}, {from, columns / kind.elements, part});
+        if constexpr (kInPairs<W>) {
+            for (int64_t i = 0; i < columns; i += Steps<W>::kStep) {
+                const auto rounded = Steps<W>::round(load(part + i), load(part + i + kLanes));
+                std::memcpy(to + i, &rounded, sizeof rounded);
+            }
+        } else {
+            for (int64_t i = 0; i < columns; i += kLanes) {
+                store(to + i, load(part + i));
+            }
+        }
+    }
+}
+
 // Decodes `columns` columns of `rows` rows from `row` on, and prefetches the same columns of the next group.
-void decode(const Args &a, int64_t row, int64_t rows, int64_t column, int64_t columns, bool far, float *to) {
+template <typename W>
+void decode(const Args &a, int64_t row, int64_t rows, int64_t column, int64_t columns, bool far, W *to) {
     const Kind &kind = *a.kind;
     const int64_t stride = a.weight.stride(0), bytes = columns / kind.elements * kind.bytes;
     const uint8_t *from = a.weight.as<const uint8_t>() + row * stride + column / kind.elements * kind.bytes;
@@ -92,18 +115,19 @@ void decode(const Args &a, int64_t row, int64_t rows, int64_t column, int64_t co
         for (int64_t line = 0; line < bytes; line += 64) {
             prefetch_weight(next + line, far);
         }
-        kind.decode({}, {from, columns / kind.elements, to});
+        decode_to(kind, from, columns, to);
     }
 }
 
 // Adds the products of `rows` rows from `row` on with one or kDotX rows of x to the sums.
-void dot(const Args &a, int64_t row, int64_t rows, const float *x, int m, bool far, VecF *sums) {
+template <typename W>
+void dot(const Args &a, int64_t row, int64_t rows, const typename Steps<W>::X *x, int m, bool far, VecF *sums) {
     using linear_blocks::kDotRows;
     const int64_t k = a.x.size(-1), stride = a.weight.stride(0);
     for (int64_t r = 0; r < rows;) {
         const int count = rows - r < kDotRows ? 1 : kDotRows;
         a.kind->dot({}, {a.weight.as<const uint8_t>() + (row + r) * stride, stride, k / a.kind->elements, count, m, x,
-                         k, reinterpret_cast<float *>(sums + r), kGroup, kGroup * stride, far});
+                         k, kInPairs<W>, reinterpret_cast<float *>(sums + r), kGroup, kGroup * stride, far});
         r += count;
     }
 }
@@ -120,36 +144,46 @@ int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
+// T: the dtype of x.
 template <typename T> void multiply(const Args &a) {
+    using W = std::conditional_t<kInPairs<T>, T, float>;
+    using X = typename Steps<W>::X;
     const int64_t k = a.x.size(-1), n = a.weight.size(0), groups = ceil_div(n, kGroup);
     const TensorView *const views[] = {&a.x, &a.y};
     const RowIterator<2> rows(views);
     const int64_t pass_rows = rows.count() < kPassRows ? rows.count() : kPassRows;
     const int64_t work = n * k / a.kind->elements * a.kind->bytes * ceil_div(pass_rows, kTileRows);
     const int64_t threads = parallel_threads(groups, work);
-    const int64_t x_floats = ceil_div(pass_rows * k, 16) * 16, thread_floats = kGroup * (kColumns + pass_rows * kLanes);
-    auto *const x =
-        static_cast<float *>(cpu::scratch(sizeof(float) * static_cast<size_t>(x_floats + threads * thread_floats)));
+    const int64_t x_bytes = ceil_div(pass_rows * k * static_cast<int64_t>(sizeof(X)), 64) * 64;
+    const int64_t weight_bytes = kGroup * kColumns * static_cast<int64_t>(sizeof(W));
+    const int64_t thread_bytes = weight_bytes + kGroup * pass_rows * static_cast<int64_t>(sizeof(VecF));
+    auto *const scratch = static_cast<char *>(cpu::scratch(static_cast<size_t>(x_bytes + threads * thread_bytes)));
+    auto *const x = reinterpret_cast<X *>(scratch);
     const bool far = weight_reading() == WeightReading::kOnePlace;
     for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
         const int64_t left = rows.count() - begin, m = left < pass_rows ? left : pass_rows;
         int64_t y_offsets[kPassRows], count = 0;
         rows.visit(begin, begin + m, [&](const int64_t *at) {
-            float *const to = x + count * k;
+            X *const to = x + count * k;
             const T *const from = a.x.as<const T>() + at[0];
-            for_each_vector(k, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
+            if constexpr (kInPairs<T>) {
+                std::memcpy(to, from, sizeof(T) * static_cast<size_t>(k));
+            } else {
+                for_each_vector(k, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
+            }
             y_offsets[count++] = at[1];
         });
         parallel_for(groups, work, [&](int64_t first, int64_t last) {
-            float *const decoded = x + x_floats + (threads > 1 ? omp_get_thread_num() * thread_floats : 0);
-            auto *const sums_of_rows = reinterpret_cast<VecF *>(decoded + kGroup * kColumns);
+            char *const own = scratch + x_bytes + (threads > 1 ? omp_get_thread_num() * thread_bytes : 0);
+            auto *const decoded = reinterpret_cast<W *>(own);
+            auto *const sums_of_rows = reinterpret_cast<VecF *>(own + weight_bytes);
             for (int64_t group = first; group < last; ++group) {
                 const int64_t row = group * kGroup, in_group = n - row < kGroup ? n - row : kGroup;
                 for (int64_t i = 0; i < m * kGroup; ++i) {
                     sums_of_rows[i] = VecF{};
                 }
                 if (m <= linear_blocks::kDotX) {
-                    dot(a, row, in_group, x, static_cast<int>(m), far, sums_of_rows);
+                    dot<W>(a, row, in_group, x, static_cast<int>(m), far, sums_of_rows);
                 }
                 for (int64_t column = m <= linear_blocks::kDotX ? k : 0; column < k; column += kColumns) {
                     const int64_t columns = k - column < kColumns ? k - column : kColumns;
@@ -167,30 +201,17 @@ template <typename T> void multiply(const Args &a) {
     }
 }
 
-// The product is computed in float for every dtype, so levels with instructions for bfloat16 call the lower one.
-template <bool kCallsLower> void multiply_at_level(const Args &args) {
-    if constexpr (kCallsLower) {
-        linear_blocks::INFINI_FLOAT_LEVEL::multiply_kernel(args);
-    } else {
-        with_float_type(args.x.dtype, [&](auto x) { multiply<decltype(x)>(args); });
-    }
-}
-
 // Decodes rows of a weight; T: the dtype written.
 template <typename T> void unpack(const linear_blocks::UnpackArgs &a) {
     const Kind &kind = *a.kind;
     const int64_t k = a.to.size(1), n = a.to.size(0);
     parallel_for(n, n * k * static_cast<int64_t>(sizeof(T)), [&](int64_t first, int64_t last) {
-        alignas(64) float part[kColumns];
         for (int64_t row = first; row < last; ++row) {
             const uint8_t *from = a.weight.as<const uint8_t>() + row * a.weight.stride(0);
             T *to = a.to.as<T>() + row * a.to.stride(0);
             for (int64_t column = 0; column < k; column += kColumns) {
                 const int64_t columns = k - column < kColumns ? k - column : kColumns;
-                kind.decode({}, {from + column / kind.elements * kind.bytes, columns / kind.elements, part});
-                for (int64_t i = 0; i < columns; i += kLanes) {
-                    store(to + column + i, load(part + i));
-                }
+                decode_to(kind, from + column / kind.elements * kind.bytes, columns, to + column);
             }
         }
     });
@@ -200,7 +221,9 @@ template <typename T> void unpack(const linear_blocks::UnpackArgs &a) {
 } // namespace infini::INFINI_LEVEL
 
 void infini::linear_blocks::INFINI_LEVEL::multiply_kernel(const Args &args) {
-    infini::INFINI_LEVEL::multiply_at_level<infini::INFINI_LEVEL::kOnlyBf16>(args);
+    using namespace infini::INFINI_LEVEL;
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::multiply_kernel,
+                          [&](auto x) { multiply<decltype(x)>(args); });
 }
 
 void infini::linear_blocks::INFINI_LEVEL::unpack_kernel(const UnpackArgs &args) {
