@@ -73,6 +73,7 @@ PRIVATE = {
     ("patch.layers.sharded", "ops._registry"),
     ("testing.ops.fused_experts", "ops._panels"),
     ("testing.ops.linear_blocks", "ops._blocks"),
+    ("weights.blocks", "ops._blocks"),
     ("testing.ops.linear_group8", "ops._panels"),
     ("testing.ops.linear_packed", "ops._packed"),
     ("testing.ops.linear_table4", "ops._panels"),

@@ -12,9 +12,10 @@ from support.checkpoint_writers import CASES, write_folder, write_gguf
 
 # A process of its own. A small model is loaded first, for what imports and thread pools take.
 MEASURE = """
-import re, sys
+import gc, re, sys
 from pathlib import Path
 import torch
+from torch_infini._core.memory import trim
 from torch_infini.models import Llama
 
 def size(name):
@@ -27,9 +28,11 @@ for path in sys.argv[1:]:
     model = Llama.from_pretrained(path, dtype="float16", progress=False)
     print(size("VmHWM") - before)
     del model
+    gc.collect()
+    trim()
 """
 LARGE = {"hidden_size": 1024, "intermediate_size": 2048}
-LAYERS = {"gptq": 8, "gguf": 36}  # as in large models, no layer is much
+LAYERS = {"gptq": 8, "Q4_0": 36, "Q6_K": 24, "Q8_0": 16}  # as in large models, no layer is much
 
 
 @pytest.mark.full
@@ -38,10 +41,13 @@ def test_peak(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     paths, sizes = [tmp_path / "first"], [0]
     write_folder(paths[0], CASES["gptq"])
-    paths += [tmp_path / "gptq", tmp_path / "model.gguf"]
+    paths.append(tmp_path / "gptq")
     write_folder(paths[1], CASES["gptq"], **LARGE, num_hidden_layers=LAYERS["gptq"])
-    write_gguf(paths[2], lambda module: "Q4_0", **LARGE, num_hidden_layers=LAYERS["gguf"])
-    sizes += [(paths[1] / "model.safetensors").stat().st_size, paths[2].stat().st_size]
+    sizes.append((paths[1] / "model.safetensors").stat().st_size)
+    for kind in ("Q4_0", "Q6_K", "Q8_0"):
+        paths.append(tmp_path / f"{kind}.gguf")
+        write_gguf(paths[-1], lambda module, kind=kind: kind, **LARGE, num_hidden_layers=LAYERS[kind])
+        sizes.append(paths[-1].stat().st_size)
     command = [sys.executable, "-c", MEASURE, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     for path, size, peak in list(zip(paths, sizes, map(int, done.stdout.split())))[1:]:

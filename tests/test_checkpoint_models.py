@@ -17,6 +17,7 @@ from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
 from torch_infini.testing.checkpoints import random_model
+from torch_infini.weights import FORMATS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,6 +33,11 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     if request.param == "w8a8":
         monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
     return str(request.param)
+
+
+def blocks_or_dense(kind: str) -> str:
+    """Return the format of a layer in GGUF's blocks of this kind."""
+    return kind.lower() if FORMATS[kind.lower()].serves_on(torch.device("cpu")) else "dense"
 
 
 def logits(model: Llama) -> Tensor:
@@ -88,7 +94,8 @@ def test_gguf_families_and_mixed_kinds(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     dense = write_gguf(path, lambda module: kinds.get(module.rpartition(".")[2], "Q4_K"), name, **changes)
     model = assert_equal_to(dense, path)
-    assert [part.format for part in model.layers[0].attention.qkv.parts] == ["w4a16", "dense"]
+    assert [part.format for part in model.layers[0].attention.qkv.parts] == ["w4a16", blocks_or_dense("Q6_K")]
+    assert model.layers[0].mlp.down.format == blocks_or_dense("Q8_0")
     assert Llama.from_pretrained(path, progress=False).dtype == torch.float16
     outputs = LLM(path, dtype="float32", progress=False).generate([TOKENS], SamplingParams(max_tokens=4, temperature=0))
     assert len(outputs[0].token_ids) == 4
@@ -109,6 +116,35 @@ def test_engine(name: str, tmp_path: Path) -> None:
             assert output.token_ids == expected.tolist()
 
 
+@pytest.mark.parametrize("kind", ["Q5_0", "Q6_K", "Q8_0"])
+def test_blocks_in_the_engine(kind: str, tmp_path: Path) -> None:
+    """A bfloat16 model whose layers stay in blocks gives a request the same tokens alone and in a batch."""
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "model.gguf", lambda module: kind)
+    llm = LLM(tmp_path / "model.gguf", dtype="bfloat16", progress=False)
+    prompts = [TOKENS, TOKENS[:3], [*TOKENS, *TOKENS] * 5, TOKENS[4:]]
+    params = SamplingParams(max_tokens=12, temperature=0)
+    together = [output.token_ids for output in llm.generate(prompts, params)]
+    assert together == [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
+
+
+def test_blocks_leave_the_cpu_as_dense_weights(tmp_path: Path) -> None:
+    """Other devices have no kernel for them."""
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "model.gguf", lambda module: "Q6_K")
+    patched = torch_infini.load(tmp_path / "model.gguf", torch.float32)
+    layer = patched.get_submodule("model.layers.0.mlp.down_proj")
+    assert hasattr(layer, "weight_integers") == (blocks_or_dense("Q6_K") != "dense")
+    values = layer.weight.clone()
+    ours = Llama.from_pretrained(tmp_path / "model.gguf", dtype=torch.float32, progress=False)
+    down = ours.layers[0].mlp.down
+    for module in (layer, down):
+        module.to("meta")
+        assert isinstance(module.weight, torch.nn.Parameter) and module.weight.is_meta
+        assert module.weight.shape == values.shape
+    assert not hasattr(layer, "weight_integers") and down.format == "dense"
+
+
 @pytest.mark.parametrize("ranks", [2])
 @pytest.mark.parametrize("name", ["awq", "gptq-8", "pack-quantized-zeros", "fp8-blocks", "gguf"])
 def test_shards(name: str, ranks: int, tmp_path: Path) -> None:
@@ -121,7 +157,8 @@ def test_shards(name: str, ranks: int, tmp_path: Path) -> None:
     if name == "gguf":
         pytest.importorskip("gguf")
         path = tmp_path / "model.gguf"
-        write_gguf(path, lambda module: "Q4_K" if "k_proj" in module else "Q4_1")
+        kinds = {"k_proj": "Q4_K", "gate_proj": "Q6_K", "up_proj": "Q6_K", "down_proj": "Q8_0"}
+        write_gguf(path, lambda module: kinds.get(module.rpartition(".")[2], "Q4_1"))
     else:
         write_folder(tmp_path, CASES[name])
     whole = Llama.from_pretrained(path, dtype=torch.float32, progress=False)
@@ -252,7 +289,8 @@ def test_load(name: str, tmp_path: Path) -> None:
     if name not in CASES:
         pytest.importorskip("gguf")
         path = tmp_path / "model.gguf"
-        dense, layout = write_gguf(path, lambda module: name), "int4" if name == "Q4_K" else "dense"
+        dense = write_gguf(path, lambda module: name)
+        layout = {"Q4_K": "int4", "F16": "dense"}.get(name) or blocks_or_dense(name)
     else:
         dense, layout = write_folder(tmp_path, CASES[name]), CASES[name].layout
     model = torch_infini.load(path, torch.float32)
@@ -261,7 +299,7 @@ def test_load(name: str, tmp_path: Path) -> None:
         expected, found = (one(torch.tensor([TOKENS])).logits for one in (dense, model))
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
     integers = {b.dtype for key, b in model.named_buffers() if key.endswith(".weight_integers")}
-    assert integers == {"int4": {torch.uint8}, "int8": {torch.int8}, "dense": set()}[layout]
+    assert integers == {"int8": {torch.int8}, "dense": set()}.get(layout, {torch.uint8})
     for layer, module in dense.named_modules():
         if isinstance(module, torch.nn.Linear):
             assert torch.equal(model.get_submodule(layer).weight, module.weight), layer
@@ -285,7 +323,8 @@ def test_load_families(name: str, tmp_path: Path) -> None:
 
 
 def test_saving_what_was_loaded(tmp_path: Path) -> None:
-    """AWQ has the form of patch_model's int4; weights without zeros are of another form."""
+    """AWQ has the form of patch_model's int4; blocks are written as they are; weights without zeros are refused."""
+    pytest.importorskip("gguf")
     write_folder(tmp_path / "awq", CASES["awq"])
     model = torch_infini.load(tmp_path / "awq", torch.float32)
     torch_infini.save_patched(model, tmp_path / "saved")
@@ -294,6 +333,15 @@ def test_saving_what_was_loaded(tmp_path: Path) -> None:
         for again in (torch_infini.load_patched(tmp_path / "saved"), torch_infini.load(tmp_path / "saved")):
             assert torch.equal(again(torch.tensor([TOKENS])).logits, expected)
     write_folder(tmp_path / "gptq", CASES["gptq"])
+    if blocks_or_dense("Q6_K") != "dense":
+        write_gguf(tmp_path / "model.gguf", lambda module: "Q6_K")
+        model, ids = torch_infini.load(tmp_path / "model.gguf", torch.float32), torch.tensor([TOKENS])
+        torch_infini.save_patched(model, tmp_path / "blocks")
+        with torch.no_grad():
+            assert torch.equal(torch_infini.load_patched(tmp_path / "blocks")(ids).logits, model(ids).logits)
+        tokens = model.generate(ids, max_new_tokens=6, do_sample=False)[0, len(TOKENS) :].tolist()
+        llm = LLM(tmp_path / "blocks", progress=False)
+        assert llm.generate([TOKENS], SamplingParams(max_tokens=6, temperature=0))[0].token_ids == tokens
     with pytest.raises(ValueError, match=r"quantized layers must be of patch_model\(weights=...\), got model.layers.0"):
         torch_infini.save_patched(torch_infini.load(tmp_path / "gptq"), tmp_path / "other")
 

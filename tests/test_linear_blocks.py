@@ -105,8 +105,6 @@ BATCHES = ((0, 1), (139, 1), (5, 2), (7, 3), (60, 9), (11, 129), (3, 63), (2, 64
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_in_any_batch(kind: str, dtype: torch.dtype) -> None:
-    if dtype == torch.bfloat16 and library.capability == "avx512_amx":
-        pytest.skip("tiles multiply from 16 rows on")
     of = KINDS[kind]
     k = 768
     weight, x = random_weight(of, 53, k), torch.randn(140, k).to(dtype)
@@ -119,9 +117,11 @@ def test_a_row_has_the_same_bits_in_any_batch(kind: str, dtype: torch.dtype) -> 
         assert torch.equal(rows(first, count), whole[first : first + count]), (first, count)
 
 
-@pytest.mark.skipif(library.capability not in MULTIPLIES_BFLOAT16, reason="bfloat16 is multiplied as float32")
+@pytest.mark.skipif(
+    library.capability not in (*MULTIPLIES_BFLOAT16, "avx512_amx"), reason="bfloat16 is multiplied as float32"
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_pairs_have_the_bits_of_linear(kind: str) -> None:
+def test_pairs_and_tiles_have_the_bits_of_linear(kind: str) -> None:
     of = KINDS[kind]
     weight, x = random_weight(of, 61, 1024), torch.randn(140, 1024).bfloat16()
     dense = of.dequantize(weight, torch.bfloat16)

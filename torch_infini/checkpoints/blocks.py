@@ -1,4 +1,7 @@
-"""GGUF's block formats, whose formulas are in ops/_blocks. Q4_0, Q4_1 and Q4_K become int4 with groups of 32."""
+"""GGUF's block formats, whose formulas are in ops/_blocks. Q4_0, Q4_1 and Q4_K become int4 with groups of 32.
+
+The others stay as they are, for linear_blocks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,17 @@ import torch
 from torch import Tensor
 
 from ..ops._blocks import ggml, scale_at
-from .weight import Dim, Expected, LinearWeight, StoredFormat, dense_weight, not_finite, pack_nibbles, rows_in
+from .weight import (
+    Dim,
+    Expected,
+    LinearWeight,
+    StoredFormat,
+    dense_weight,
+    not_finite,
+    pack_nibbles,
+    rows_in,
+    takes_blocks,
+)
 
 KINDS = {kind.name.upper(): kind for kind in ggml.KINDS}  # by GGUF's names
 _INT4 = {"Q4_0": ggml.q4_0, "Q4_1": ggml.q4_1, "Q4_K": ggml.q4_k}
@@ -71,8 +84,10 @@ class Blocks(StoredFormat):
 
     def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
         groups = _INT4.get(self.kind)
-        if groups is None:
+        if groups is None and not takes_blocks(dtype):
             return dense_weight(self, tensors, n, k, dtype)
+        if groups is None:
+            return LinearWeight(self.kind.lower(), self._blocks(tensors, slice(None)))
         packed, scales = torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 32)
         zeros = None if self.kind == "Q4_0" else torch.empty(n, k // 32)
         step = max((1 << 20) // max(k, 1), 1)

@@ -1,6 +1,6 @@
 """LinearWeight: the weight of a linear layer as the ops take it; StoredFormat, and functions that formats share.
 
-A format converts its tensors to int4 or int8 if that keeps every value, and to a dense weight otherwise.
+A format converts its tensors to int4, int8 or blocks if that keeps every value, and to a dense weight otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..weights import dequantize_int4, dequantize_int8
+from .._core import library
+from ..weights import BLOCKS, FORMATS, Integers
 
 GROUPS = (128, 64, 32)  # group sizes of linear_int4; larger ones are preferred, for fewer scales
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -23,15 +24,16 @@ class LinearWeight(NamedTuple):
     """The weight [n, k] of a linear layer.
 
     Attributes:
-        format: "dense", or "int8" or "int4" of linear_int8 and linear_int4.
-        weight: [n, k] floating; [n, k] int8; [n, k / 2] uint8 as torch_infini.weights.pack_int4 makes it.
-        scales: None; [n]; [n, k / group].
+        format: "dense"; "int8" or "int4" of linear_int8 and linear_int4; or a kind of block of linear_blocks.
+        weight: [n, k] floating; [n, k] int8; [n, k / 2] uint8 as torch_infini.weights.pack_int4 makes it; or
+            [n, k / elements, bytes] uint8.
+        scales: [n] for int8; [n, k / group] for int4; otherwise None.
         zeros: For int4, [n, k / group] in the dtype of scales; None: 0.
         columns: [k] int64: the weight is multiplied by x[..., columns]. None: by x.
         activations: "own": x keeps its dtype in the product; "int8": it is quantized too.
     """
 
-    format: Literal["dense", "int8", "int4"]
+    format: str
     weight: Tensor
     scales: Tensor | None = None
     zeros: Tensor | None = None
@@ -41,9 +43,17 @@ class LinearWeight(NamedTuple):
     @property
     def kind(self) -> str:
         """The format of torch_infini.weights that computes with the weight, or "dense"."""
-        if self.format == "dense" or self.activations == "int8":
+        if self.activations == "int8":
             return self.format
-        return {"int8": "w8a16", "int4": "w4a16"}[self.format]
+        return {"int8": "w8a16", "int4": "w4a16"}.get(self.format, self.format)
+
+    @property
+    def k(self) -> int:
+        """The number of columns."""
+        if self.format == "dense":
+            return self.weight.shape[1]
+        of_element = FORMATS[self.format].kinds(1, 0, self.group or 1, torch.float32)["weight"].columns
+        return self.weight.shape[1] * of_element
 
     @property
     def group(self) -> int:
@@ -54,10 +64,12 @@ class LinearWeight(NamedTuple):
         return 2 * self.weight.shape[1] // self.scales.shape[1]
 
     def cut(self, rows: slice, columns: slice) -> LinearWeight:
-        """Return views of some rows and columns; ValueError if the columns cannot be sharded among ranks."""
+        """Return views of some rows and columns, a dense copy if they cut a block; ValueError if the columns cannot be
+        sharded among ranks.
+        """
         scales = None if self.scales is None else self.scales[rows]
         zeros = None if self.zeros is None else self.zeros[rows]
-        k = self.weight.shape[1] * (2 if self.format == "int4" else 1)
+        k = self.k
         first, end, _ = columns.indices(k)
         if (first, end) == (0, k):
             return self._replace(weight=self.weight[rows], scales=scales, zeros=zeros)
@@ -66,6 +78,12 @@ class LinearWeight(NamedTuple):
                 "tensor_parallel_size must be 1 for act-order (desc_act), because every rank would need columns of the "
                 f"input that other ranks have, got {k // (end - first)} ranks"
             )
+        if self.format in BLOCKS:
+            elements = k // self.weight.shape[1]
+            if first % elements or end % elements:
+                values = self._replace(weight=self.weight[rows]).dense(torch.float32)
+                return LinearWeight("dense", values[:, columns])
+            return self._replace(weight=self.weight[rows, first // elements : end // elements])
         if self.format != "int4":
             return self._replace(weight=self.weight[rows, columns], scales=scales)
         if first % self.group or end % self.group:
@@ -81,14 +99,12 @@ class LinearWeight(NamedTuple):
             zeros=None if zeros is None else zeros[:, groups],
         )
 
-    def dense(self) -> Tensor:
-        """Return the values [n, k] in float64."""
+    def dense(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Return the values [n, k]."""
         if self.format == "dense":
-            return self.weight.double()
-        assert self.scales is not None
-        if self.format == "int8":
-            return dequantize_int8(self.weight, self.scales, torch.float64)
-        weight = dequantize_int4(self.weight, self.scales, self.zeros, torch.float64)
+            return self.weight.to(dtype)
+        integers = Integers(self.weight, self.scales, self.zeros)
+        weight = FORMATS[self.format].dequantize(integers, 0, integers.rows, self.k, dtype)
         if self.columns is not None:
             weight = torch.empty_like(weight).index_copy_(1, self.columns, weight)
         return weight
@@ -213,6 +229,15 @@ class StoredFormat(ABC):
             return None
         fits = all(rules[last].layout(tensor.shape) is not None for last, tensor in found.items())
         return found if fits else None
+
+
+def takes_blocks(dtype: torch.dtype) -> bool:
+    """Return whether products with blocks replace those with dense weights for activations of this dtype.
+
+    In tiles (AMX) each product would decode the whole weight to bfloat16 first, also for one row. CUDA has no kernel.
+    """
+    in_tiles = dtype == torch.bfloat16 and library.capability == "avx512_amx"
+    return not in_tiles and not library.emulates_cuda()
 
 
 def dense_weight(

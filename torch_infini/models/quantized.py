@@ -1,7 +1,7 @@
 """Fill a Llama from a checkpoint of another library: quantized folders, and GGUF files.
 
-One projection at a time is read, converted to the layout of linear_int4 or linear_int8 and copied to its place; the
-pages of its file are dropped before the next.
+One projection at a time is read, in its blocks or converted to the layout of linear_int4 or linear_int8, and copied to
+its place; the pages of its file are dropped before the next.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .._core.memory import allocate, trim
 from ..checkpoints import Checkpoint, Layer, LinearWeight, Projection, Wanted, fill
 from ..nn import Linear, MergedLinear
+from ..weights import BLOCKS, FORMATS, Integers
 from .checkpoint import Slot, follow
 from .config import LlamaConfig
 
@@ -152,10 +153,11 @@ def _can_fuse(one: LinearWeight | None, other: LinearWeight | None) -> bool:
         return True
     if (one.group, one.zeros is None) != (other.group, other.zeros is None):
         return False
-    assert one.scales is not None and other.scales is not None
+    if (None if one.scales is None else one.scales.dtype) != (None if other.scales is None else other.scales.dtype):
+        return False
     if one.columns is None or other.columns is None:
-        return one.columns is other.columns and one.scales.dtype == other.scales.dtype
-    return torch.equal(one.columns, other.columns) and one.scales.dtype == other.scales.dtype
+        return one.columns is other.columns
+    return torch.equal(one.columns, other.columns)
 
 
 def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: torch.device) -> Linear:
@@ -163,6 +165,9 @@ def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: to
     n = [one.rows.stop - one.rows.start for one in part.projections]
     k = part.projections[0].columns.stop - part.projections[0].columns.start
     whole = [weight for weight in part.weights if weight is not None]
+    if whole and whole[0].kind in BLOCKS and not FORMATS[whole[0].kind].serves_on(device):
+        whole = [LinearWeight("dense", weight.dense(dtype)) for weight in whole]
+        part.weights[:] = whole
     if not whole or whole[0].format == "dense":
         linear = Linear(k, sum(n), False, dense, dtype, device)
         for i, weight in enumerate(part.weights):
@@ -179,8 +184,8 @@ def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: to
             memory[sum(n[:i]) : sum(n[: i + 1])] = tensor
         return memory
 
-    packed, scales = concatenate([w.weight for w in whole]), concatenate([w.scales for w in whole])
-    assert packed is not None and scales is not None
-    columns = whole[0].columns
-    zeros, columns = concatenate([w.zeros for w in whole]), None if columns is None else columns.to(device)
-    return Linear.from_integers(whole[0].kind, packed, scales, zeros, columns, False, dtype)
+    packed, columns = concatenate([w.weight for w in whole]), whole[0].columns
+    assert packed is not None
+    integers = Integers(packed, concatenate([w.scales for w in whole]), concatenate([w.zeros for w in whole]))
+    columns = None if columns is None else columns.to(device)
+    return Linear.from_integers(whole[0].kind, k, integers, columns, False, dtype)

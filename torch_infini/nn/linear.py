@@ -16,7 +16,7 @@ from .._core.devices import backing_type
 from .._core.memory import allocate
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
-from ..weights import FORMATS, Integers, best, names
+from ..weights import BLOCKS, FORMATS, Integers, best, names
 
 # Instruction sets that multiply bfloat16 in pairs, for which packing is faster. Tile registers use unpacked weights: on
 # a CPU with tiles, packed panels were read 11 % slower (Xeon, Sapphire Rapids).
@@ -37,14 +37,15 @@ class Linear(nn.Module):
             of 64 (or 32) weights of a row; "group8" (int8) or "table4" (4-bit table indices), with a scale per 16
             weights, which `load` makes on the CPU only. Rows of x are quantized to int8 too: always with the last two
             formats, with the others if the CPU multiplies integers. "w8a16" and "w4a16" are int8 and int4 without that.
+            The blocks of checkpoints ("q8_0", "q6_k", "fp8", ...: ops.linear_blocks) come from from_integers.
         dtype: The dtype of x, y, bias and a dense weight.
         device: The weight's device.
 
     Attributes:
         weight: [n, k] in dtype; packed [n / 48, k / 2, 48, 2], rounded up; [n, k] int8; [n, k / 2] uint8
-            (torch_infini.weights.pack_int4); or [n / 16, k / 64, bytes] uint8, rounded up
-            (ops.quantize_group8, quantize_table4).
-        scales: [n] float32; for int4 [n, k / group] in dtype; None for formats without integers.
+            (torch_infini.weights.pack_int4); [n / 16, k / 64, bytes] uint8, rounded up
+            (ops.quantize_group8, quantize_table4); or blocks [n, k / elements, bytes] uint8.
+        scales: [n] float32; for int4 [n, k / group] in dtype; None for dense and packed weights and blocks.
         zeros: [n, k / group] in dtype for int4; otherwise None.
         columns: [k] int64, the order in which the weight uses the columns of x; None: in order. See from_integers.
         bias: [n] in dtype, or None.
@@ -108,9 +109,8 @@ class Linear(nn.Module):
     def from_integers(
         cls,
         format: str,
-        weight: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None = None,
+        in_features: int,
+        integers: Integers,
         columns: Tensor | None = None,
         bias: bool = False,
         dtype: torch.dtype | None = None,
@@ -118,10 +118,11 @@ class Linear(nn.Module):
         """Make a layer of a weight that was quantized elsewhere, from existing tensors.
 
         Args:
-            format: "int8" or "w8a16", "int4" or "w4a16".
-            weight: [n, k] int8, or [n, k / 2] uint8 for 4 bits.
-            scales: [n] float32 for 8 bits; [n, k / group] float32 or `dtype` for 4, with groups of 32, 64 or 128.
-            zeros: For 4 bits, shaped as scales; None: 0.
+            format: "int8" or "w8a16", "int4" or "w4a16", or a kind of block.
+            in_features: Columns of x, k.
+            integers: The weight: [n, k] int8; [n, k / 2] uint8 for 4 bits; or blocks. The scales: [n] float32 for 8
+                bits; [n, k / group] float32 or `dtype` for 4, with groups of 32, 64 or 128; None for blocks. The zeros:
+                for 4 bits, shaped as scales; None: 0.
             columns: [k] int64: the weight is multiplied by x[..., columns]; None: by x.
             bias: Whether there is a bias, which the caller sets.
             dtype: The dtype of x, y and bias.
@@ -129,14 +130,13 @@ class Linear(nn.Module):
         Returns:
             The layer. It has no `load`.
         """
-        n, k = weight.shape[0], weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
-        linear = cls(k, 0, False, "dense", dtype, weight.device)
+        n, device = integers.rows, integers.weight.device
+        linear = cls(in_features, 0, False, "dense", dtype, device)
         linear.out_features, linear.format = n, format
-        parameters = {"weight": weight, "scales": scales, "zeros": zeros, "columns": columns}
-        for name, tensor in parameters.items():
+        for name, tensor in {**integers._asdict(), "columns": columns}.items():
             setattr(linear, name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
         if bias:
-            memory = allocate(n, dtype=linear.dtype, device=weight.device)
+            memory = allocate(n, dtype=linear.dtype, device=device)
             linear.bias = nn.Parameter(memory, requires_grad=False)
         return linear
 
@@ -152,7 +152,7 @@ class Linear(nn.Module):
         if self.format == "packed":
             packed = (x, self.weight, self.out_features, self.bias)
             return ops.linear_packed.default(*packed) if out is None else ops.linear_packed.out(*packed, out=out)
-        if self.scales is not None:
+        if self.format != "dense":
             return FORMATS[self.format].product(x, self.integers, self.bias, True, out)
         dense = (x, self.weight, self.bias)
         return ops.linear.default(*dense) if out is None else ops.linear.out(*dense, out=out)
@@ -189,16 +189,19 @@ class Linear(nn.Module):
     @property
     def integers(self) -> Integers:
         """The tensors of a quantized weight."""
-        assert self.scales is not None
+        assert self.format in FORMATS
         return Integers(self.weight, self.scales, self.zeros)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Implement to(), cuda(), float() and the like; packed weights become dense if they cannot stay packed."""
+        """Implement to(), cuda(), float() and the like; weights become dense if they cannot stay as they are."""
         if self.format == "packed":
             there = fn(self.weight.data[:0])
-            if there.dtype != torch.bfloat16 or backing_type(there.device) != "cpu":
-                self.weight = nn.Parameter(self.dense(), requires_grad=False)
-                self.format = "dense"
+            stays = there.dtype == torch.bfloat16 and backing_type(there.device) == "cpu"
+        else:
+            stays = self.format not in BLOCKS or FORMATS[self.format].serves_on(fn(self.weight.data[:0]).device)
+        if not stays:
+            self.weight = nn.Parameter(self.dense(), requires_grad=False)
+            self.format = "dense"
         nn.Module._apply(self, fn, recurse)
         return self
 

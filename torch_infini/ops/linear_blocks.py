@@ -22,9 +22,9 @@ def linear_blocks(
     element is decoded to float32, rounded once; products are summed in float32, in an order that depends on k alone, so
     that a row gives the same bits whatever the thread count and the other rows of the call; the result is rounded once.
 
-    Where the CPU multiplies bfloat16 in pairs (AVX-512 BF16, Arm's BF16), elements are rounded to bfloat16 for such x,
-    and the results have the bits of linear with that weight. Where it has tiles (AMX), this is so for 16 rows or more:
-    there alone a row's bits depend on the number of rows.
+    Where the CPU multiplies bfloat16 in pairs (AVX-512 BF16, Arm's BF16) or in tiles (AMX), elements are rounded to
+    bfloat16 for such x, and the results have the bits of linear with that weight. In tiles the weight is decoded to
+    memory first, a slice at a time, which makes a few rows slower than with a dense weight.
 
     The weight has 4.25 (mxfp4) to 8.5 (q8_0) bits an element. With few rows of x the limit is memory bandwidth if there
     are enough threads to decode that fast, otherwise decoding.

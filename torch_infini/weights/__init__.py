@@ -1,6 +1,7 @@
 """Formats of quantized weights: how each is stored, made from full precision and multiplied.
 
-Each module of this package that defines FORMAT is one (format.py has the interface): a new file is a new format.
+Modules of this package that define FORMAT or FORMATS have them (format.py has the interface): a new file is a new
+format.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ from .quantize import (
 
 def _found() -> dict[str, Format]:
     modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
-    formats: list[Format] = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
-    return {one.name: one for one in sorted(formats, key=lambda one: (one.serves, one.order))}
+    formats: list[Format] = []
+    for module in modules:
+        formats += [module.FORMAT] if hasattr(module, "FORMAT") else getattr(module, "FORMATS", ())
+    return {one.name: one for one in sorted(formats, key=lambda one: (not one.serves, one.serves, one.order))}
 
 
 FORMATS = _found()  # by name; of the formats with the same `serves`, the preferred one first
+BLOCKS = frozenset(name for name, one in FORMATS.items() if not one.serves)  # kinds of block, only from checkpoints
 
 
 def served() -> tuple[str, ...]:
     """Return the `weights=` names that stand for the best format of a device."""
-    return tuple(dict.fromkeys(one.serves for one in FORMATS.values()))
+    return tuple(dict.fromkeys(one.serves for one in FORMATS.values() if one.serves))
 
 
 def names() -> tuple[str, ...]:
     """Return the values of a model's `weights=` besides full precision: the served names, and each format's own."""
-    return (*served(), *(one.exact or one.name for one in FORMATS.values()))
+    return (*served(), *(one.exact or one.name for one in FORMATS.values() if one.serves))
 
 
 def best(weights: str, device: torch.device | str) -> Format:
@@ -50,7 +54,8 @@ def best(weights: str, device: torch.device | str) -> Format:
         ValueError: For an unknown name, or a format that the device cannot quantize to.
     """
     for one in FORMATS.values():
-        if weights in (one.serves, one.exact or one.name) and one.quantizes_on(torch.device(device)):
+        is_named = one.serves and weights in (one.serves, one.exact or one.name)
+        if is_named and one.quantizes_on(torch.device(device)):
             return one
     if weights in names():
         raise ValueError(
@@ -67,6 +72,7 @@ def respelled(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 __all__ = [
+    "BLOCKS",
     "FORMATS",
     "Format",
     "Integers",

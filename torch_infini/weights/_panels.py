@@ -38,6 +38,7 @@ class PanelFormat(Format):
                 f"torch_infini.weights.{self.name}: weight must be quantized on the CPU (then move the layer), got one "
                 f"on {to.weight.device}"
             )
+        assert to.scales is not None
         weight = weight.detach()
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         getattr(torch.ops.infini, f"quantize_{self.name}").default(to.weight, to.scales, weight, first_row)
@@ -45,6 +46,7 @@ class PanelFormat(Format):
             raise ValueError(f"torch_infini.weights.{self.name}: weight must be finite, got infinity or NaN in it")
 
     def dequantize(self, of: Integers, first: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
+        assert of.scales is not None
         begin, end = first // PANEL, -(-(first + rows) // PANEL)
         scales = of.scales[begin * PANEL : first + rows]
         return self.panels.dequantize(of.weight[begin:end], scales, k, dtype)[first - begin * PANEL :]

@@ -1,6 +1,7 @@
 """Format: how the weight of a linear layer is stored as integers, and the operations on it.
 
-A format is a module of this package that defines FORMAT; layers of models use quantized weights only through it.
+A module of this package defines one as FORMAT, or several as FORMATS; layers of models use quantized weights only
+through them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from torch import Tensor
 
 
 class Integers(NamedTuple):
-    """The stored tensors of a weight [n, k]; `zeros` is None for formats without zeros."""
+    """The stored tensors of a weight [n, k]; None: the format has none of that name."""
 
     weight: Tensor
-    scales: Tensor
+    scales: Tensor | None = None
     zeros: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """n; `weight` may store several rows together, its scales do not."""
+        return len(self.weight if self.scales is None else self.scales)
 
 
 class TensorSpec(NamedTuple):
@@ -36,7 +42,7 @@ class Format(ABC):
 
     Attributes:
         name: In files, and nn.Linear's format.
-        serves: The `weights=` name that this format and its alternatives serve.
+        serves: The `weights=` name that this format and its alternatives serve; empty: only checkpoints have it.
         exact: The `weights=` name of this format alone; empty: its name.
         order: The priority among formats with the same `serves`, if several can quantize.
         groups: The group sizes that a file may name, preferred ones first; (0,) if there is no choice.

@@ -27,12 +27,13 @@ class Int4(Format):
         return {"weight": TensorSpec((n, k // 2), torch.uint8, 2), "scales": of_group, "zeros": of_group}
 
     def quantize(self, weight: Tensor, to: Integers, first_row: int = 0) -> None:
-        assert to.zeros is not None
+        assert to.scales is not None and to.zeros is not None
         rows = slice(first_row, first_row + weight.shape[0])
         group = weight.shape[1] // to.scales.shape[1]
         quantize.quantize_int4(weight, group, out=(to.weight[rows], to.scales[rows], to.zeros[rows]))
 
     def dequantize(self, of: Integers, first: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
+        assert of.scales is not None
         some = slice(first, first + rows)
         zeros = None if of.zeros is None else of.zeros[some]
         return quantize.dequantize_int4(of.weight[some], of.scales[some], zeros, dtype)

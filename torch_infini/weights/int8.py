@@ -18,10 +18,12 @@ class Int8(Format):
         return {"weight": TensorSpec((n, k), torch.int8), "scales": TensorSpec((n,), torch.float32)}
 
     def quantize(self, weight: Tensor, to: Integers, first_row: int = 0) -> None:
+        assert to.scales is not None
         rows = slice(first_row, first_row + weight.shape[0])
         quantize.quantize_int8(weight, out=(to.weight[rows], to.scales[rows]))
 
     def dequantize(self, of: Integers, first: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
+        assert of.scales is not None
         some = slice(first, first + rows)
         return quantize.dequantize_int8(of.weight[some], of.scales[some], dtype)
 

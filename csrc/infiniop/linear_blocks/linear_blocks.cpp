@@ -15,11 +15,11 @@ constexpr Checker kRule("linear_blocks");
 // A decoded slice of the weight has at most so many bytes, or 64 rows.
 constexpr int64_t kSliceBytes = 8 << 20;
 
-// Rows of bfloat16 x from which on dense products with decoded slices are faster, where bfloat16 is multiplied in pairs
-// or in tiles. In pairs both ways give the same bits. Measured in pairs on one Zen 5 core, 2048 -> 5632, q8_0, ms with
-// 16, 32, 64, 128 and 512 rows: slices 1.7, 2.6, 4.2, 7.3, 25; the kernel 1.5, 2.5, 4.3, 8.1, 33; dense 1.0, 1.7, 3.3, 6.3,
-// 24. In slices of 2 MiB 1.5, 2.4, 4.3, 7.5, 27. For tiles the number is derived from the rates of linear's kernels.
-constexpr int64_t kPairsFrom = 64, kTilesFrom = 16;
+// Rows of bfloat16 x from which on dense products with decoded slices are faster where bfloat16 is multiplied in pairs;
+// the bits are the same. Measured on one Zen 5 core, 2048 -> 5632, q8_0, ms with 16, 32, 64, 128 and 512 rows: slices 1.7,
+// 2.6, 4.2, 7.3, 25; the kernel 1.5, 2.5, 4.3, 8.1, 33; dense 1.0, 1.7, 3.3, 6.3, 24. In slices of 2 MiB 1.5, 2.4, 4.3, 7.5,
+// 27. In tiles, whose order of sums only linear has, all products are in slices.
+constexpr int64_t kPairsFrom = 64;
 
 bool has(const TensorView &optional) {
     return optional.dtype != INFINI_DTYPE_INVALID;
@@ -38,7 +38,7 @@ bool in_slices(const Args &args) {
         return false;
     }
     const int64_t rows = args.y.numel() / args.weight.size(0);
-    return cpu_tiles() != Tiles::kNone ? rows >= kTilesFrom : multiplies_bf16_in_pairs() && rows >= kPairsFrom;
+    return cpu_tiles() != Tiles::kNone || (multiplies_bf16_in_pairs() && rows >= kPairsFrom);
 }
 
 // Rows of a decoded slice.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...weights import Integers
 from ..swap import PLAN, Patched
@@ -83,7 +83,7 @@ class Quantized(Patched):
         """Whether the weights are stored as patch_model stores them, which save_patched can write."""
         raise NotImplementedError
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantized:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Implement `to`: scales move to another device, but keep their precision."""
         kept = {name: self._buffers[name] for name in self.kept if name in self._buffers}
         super()._apply(fn, recurse)
@@ -108,4 +108,4 @@ def all_finite(weight: Tensor) -> bool:
 def nth(integers: Integers, i: int) -> Integers:
     """Return matrix i of the integers of several."""
     weight, scales, zeros = integers
-    return Integers(weight[i], scales[i], None if zeros is None else zeros[i])
+    return Integers(weight[i], None if scales is None else scales[i], None if zeros is None else zeros[i])

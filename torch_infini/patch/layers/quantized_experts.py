@@ -74,6 +74,7 @@ class QuantizedExperts(Quantized, Experts):
             return dense[name]
         plan: QuantizedExpertsPlan = vars(self)[PLAN]
         integers = Integers(self._buffers[integers_name(name)], self._buffers[scales_name(name)])
+        assert integers.scales is not None
         experts, n = integers.scales.shape
         k = self.sizes[1 if name == "gate_up_proj" else 2]
         weights = torch.empty(experts, n, k, dtype=plan.dtype, device=integers.scales.device)
@@ -129,7 +130,7 @@ def quantize_experts(module: nn.Module, format: str) -> None:
         integers = Integers(**new)
         for e in range(experts):
             kind.quantize(weights[e], nth(integers, e))
-        buffers[integers_name(name)], buffers[scales_name(name)] = integers.weight, integers.scales
+        buffers[integers_name(name)], buffers[scales_name(name)] = new["weight"], new["scales"]
     restore(module)
     install(module, plan, buffers)
 

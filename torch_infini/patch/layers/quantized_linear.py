@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...checkpoints import LinearWeight
-from ...weights import FORMATS, Integers, best
+from ...weights import BLOCKS, FORMATS, Integers, best
 from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_weights
 from ..shares import LinearShard, local
 from ..swap import PLAN, Patched, Unsupported, restore, swap
@@ -77,8 +77,8 @@ class QuantizedLinear(Quantized):
         """
         plan: WeightPlan = vars(self)[PLAN]
         integers = integers_of(self._buffers)
-        rows, k = integers.scales.shape[0], columns_of(self, plan.shard)
-        weight = FORMATS[plan.format].dequantize(integers, 0, rows, k, plan.dtype)
+        k = columns_of(self, plan.shard)
+        weight = FORMATS[plan.format].dequantize(integers, 0, integers.rows, k, plan.dtype)
         columns = self._buffers.get(COLUMNS)
         if columns is not None:
             weight = torch.empty_like(weight).index_copy_(1, columns, weight)
@@ -114,7 +114,7 @@ class QuantizedLinear(Quantized):
 
     @property
     def weight_count(self) -> int:
-        return integers_of(self._buffers).scales.shape[0] * columns_of(self, self.plan.shard)
+        return integers_of(self._buffers).rows * columns_of(self, self.plan.shard)
 
     @property
     def is_savable(self) -> bool:
@@ -124,7 +124,11 @@ class QuantizedLinear(Quantized):
         kinds = format.kinds(1, plan.group or 1, plan.group, plan.dtype)
         return {BUFFER_NAMES[name] for name in kinds} == {name for name in NAMES if name in self._buffers}
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        format, integers = self.plan.format, integers_of(self._buffers).weight
+        if format in BLOCKS and not FORMATS[format].serves_on(fn(integers[:0]).device):
+            make_dense(self)
+            return self._apply(fn, recurse)  # nn.Linear's
         super()._apply(fn, recurse)
         fused: FusedLinear | None = vars(self).get(FUSED)
         if fused is not None and not fused.is_whole():
@@ -148,9 +152,9 @@ class QuantizedLinear(Quantized):
 
 def integers_of(buffers: Mapping[str, Tensor | None]) -> Integers:
     """Return the tensors of a quantized weight among a layer's buffers."""
-    weight, scales = buffers[INTEGERS], buffers[SCALES]
-    assert weight is not None and scales is not None
-    return Integers(weight, scales, buffers.get(ZEROS))
+    weight = buffers[INTEGERS]
+    assert weight is not None
+    return Integers(weight, buffers.get(SCALES), buffers.get(ZEROS))
 
 
 def columns_of(module: nn.Module, shard: LinearShard | None) -> int:
@@ -173,7 +177,7 @@ class FusedLinear:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = list(modules)
-        self.parts: list[tuple[Tensor, Tensor]] = []
+        self.parts: list[tuple[Tensor, Tensor | None]] = []
         self.whole: dict[str, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -220,7 +224,7 @@ class FusedLinear:
         if len(kinds) > 1 or COLUMNS in modules[0]._buffers:
             return False
         panel = FORMATS[modules[0].plan.format].panel
-        if any(module._buffers[SCALES].shape[0] % panel for module in modules[:-1]):
+        if any(integers_of(module._buffers).rows % panel for module in modules[:-1]):
             return False
         for name in BUFFER_NAMES.values():
             if name in modules[0]._buffers:
@@ -230,7 +234,7 @@ class FusedLinear:
                     parts = self.whole[name].split([len(tensor) for tensor in tensors])
                 for module, part in zip(modules, parts, strict=True):
                     module._buffers[name] = part
-        self.parts = [(module._buffers[INTEGERS], module._buffers[SCALES]) for module in modules]
+        self.parts = [(module._buffers[INTEGERS], module._buffers.get(SCALES)) for module in modules]
         return True
 
 
@@ -273,6 +277,15 @@ def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> 
         module.register_buffer(name, value)
     swap(module, QuantizedLinear, plan)
     del module._parameters["weight"]
+
+
+def make_dense(module: QuantizedLinear) -> None:
+    """Turn a quantized layer into an nn.Linear with the dequantized weight."""
+    weight = module.weight.detach().as_subclass(Tensor)
+    restore(module)
+    for name in NAMES:
+        module._buffers.pop(name, None)
+    module.weight = nn.Parameter(weight, requires_grad=False)  # type: ignore[misc]  # it is a plain nn.Linear now
 
 
 def install_weight(module: nn.Linear, weight: LinearWeight, dtype: torch.dtype) -> bool:
