@@ -67,6 +67,8 @@ EXCEPTIONS = {
 PRIVATE = {
     ("checkpoints.blocks", "ops._blocks"),
     ("checkpoints.blocks", "ops._blocks.ggml"),
+    ("checkpoints.formats.fp8", "ops._blocks"),
+    ("checkpoints.formats.mxfp4", "ops._blocks"),
     ("checkpoints.formats.mxfp4", "ops._blocks.ggml"),
     ("nn.linear", "ops._packed"),
     ("patch.checks.conditions", "ops._registry"),

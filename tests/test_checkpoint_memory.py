@@ -32,7 +32,7 @@ for path in sys.argv[1:]:
     trim()
 """
 LARGE = {"hidden_size": 1024, "intermediate_size": 2048}
-LAYERS = {"gptq": 8, "Q4_0": 36, "Q6_K": 24, "Q8_0": 16}  # as in large models, no layer is much
+LAYERS = {"gptq": 8, "fp8-blocks": 16, "Q4_0": 36, "Q6_K": 24, "Q8_0": 16}  # as in large models, no layer is much
 
 
 @pytest.mark.full
@@ -41,9 +41,10 @@ def test_peak(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     paths, sizes = [tmp_path / "first"], [0]
     write_folder(paths[0], CASES["gptq"])
-    paths.append(tmp_path / "gptq")
-    write_folder(paths[1], CASES["gptq"], **LARGE, num_hidden_layers=LAYERS["gptq"])
-    sizes.append((paths[1] / "model.safetensors").stat().st_size)
+    for name in ("gptq", "fp8-blocks"):
+        paths.append(tmp_path / name)
+        write_folder(paths[-1], CASES[name], **LARGE, num_hidden_layers=LAYERS[name])
+        sizes.append((paths[-1] / "model.safetensors").stat().st_size)
     for kind in ("Q4_0", "Q6_K", "Q8_0"):
         paths.append(tmp_path / f"{kind}.gguf")
         write_gguf(paths[-1], lambda module, kind=kind: kind, **LARGE, num_hidden_layers=LAYERS[kind])

@@ -12,19 +12,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import torch_infini
-from support.checkpoint_writers import BLOCK_BYTES, BY_LIBRARY, CASES, write_folder, write_gguf
+from support.checkpoint_writers import BLOCK_BYTES, BY_LIBRARY, CASES, blocks_or_dense, write_folder, write_gguf
 from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
 from torch_infini.testing.checkpoints import random_model
-from torch_infini.weights import FORMATS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = [7, 3, 300, 12, 9, 9, 41, 5]
 
 
-KIND = {"int4": "w4a16", "int8": "w8a16", "dense": "dense"}  # of torch_infini.weights, by a case's layout
+KIND = {"int4": "w4a16", "int8": "w8a16"}  # of torch_infini.weights, by a case's layout, unless they are equal
 
 
 @pytest.fixture
@@ -33,11 +32,6 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     if request.param == "w8a8":
         monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
     return str(request.param)
-
-
-def blocks_or_dense(kind: str) -> str:
-    """Return the format of a layer in GGUF's blocks of this kind."""
-    return kind.lower() if FORMATS[kind.lower()].serves_on(torch.device("cpu")) else "dense"
 
 
 def logits(model: Llama) -> Tensor:
@@ -66,7 +60,7 @@ def test_logits(name: str, tmp_path: Path) -> None:
     model = assert_equal_to(write_folder(tmp_path, case), tmp_path)
     for layer in model.layers:
         for linear in (layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down):
-            assert linear.format == (case.layout if name == "w8a8" else KIND[case.layout])
+            assert linear.format == (case.layout if name == "w8a8" else KIND.get(case.layout, case.layout))
     assert model.head.format == "dense"
 
 
@@ -379,7 +373,7 @@ def test_patch_model_takes_compressed_layers_over(tmp_path: Path) -> None:
             if isinstance(module, torch.nn.Linear):
                 assert torch.equal(model.get_submodule(layer).weight, module.weight), layer
         integers = model.model.layers[1].mlp.down_proj._buffers.get("weight_integers")
-        assert (integers is None) == (packed is None)
+        assert (integers is None) == (CASES[name].layout == "dense")
         if packed is not None and integers is not None:
             assert integers.shape == (256, 256) and torch.equal(integers, packed.view(torch.uint8))
             with pytest.raises(ValueError, match="the model must have its original weights"):

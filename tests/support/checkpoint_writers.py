@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torch_infini.testing.checkpoints import random_model
+from torch_infini.weights import BLOCKS, FORMATS
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "tie_word_embeddings": False}
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -193,12 +194,23 @@ def config_of_compressed(format: str, weights: dict[str, Any], **more: Any) -> d
 
 
 class Case(NamedTuple):
-    """A format: the writer of a layer, the entry quantization_config, and the layout that layers must get."""
+    """A format: the writer of a layer, the entry quantization_config, and the layout that layers must get; where there
+    is no kernel for a kind of block, they must get dense weights.
+    """
 
     writer: Callable[[], Writer]
     config: dict[str, Any]
-    layout: str
+    exact_layout: str
     group: int = 0
+
+    @property
+    def layout(self) -> str:
+        return blocks_or_dense(self.exact_layout) if self.exact_layout in BLOCKS else self.exact_layout
+
+
+def blocks_or_dense(kind: str) -> str:
+    """Return the format of a layer in blocks of this kind, for activations in float32."""
+    return kind.lower() if FORMATS[kind.lower()].serves_on(torch.device("cpu")) else "dense"
 
 
 AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
@@ -228,22 +240,22 @@ CASES: dict[str, Case] = {
     "gptq-8": Case(lambda: gptq(-1, bits=8), {**GPTQ_CONFIG, "bits": 8, "group_size": -1}, "int8"),
     "gptq-8-groups": Case(lambda: gptq(64, False, bits=8), {**GPTQ_CONFIG, "bits": 8, "sym": False}, "dense"),
     "gptq-16": Case(lambda: gptq(16), {**GPTQ_CONFIG, "group_size": 16}, "dense"),
-    "fp8-blocks": Case(fp8_blocks, {"quant_method": "fp8", "weight_block_size": [128, 128]}, "dense"),
-    "fp8": Case(lambda: fp8_rows, {"quant_method": "fp8"}, "dense"),
-    "fbgemm": Case(lambda: fp8_rows, {"quant_method": "fbgemm_fp8"}, "dense"),
+    "fp8-blocks": Case(fp8_blocks, {"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+    "fp8": Case(lambda: fp8_rows, {"quant_method": "fp8"}, "fp8"),
+    "fbgemm": Case(lambda: fp8_rows, {"quant_method": "fbgemm_fp8"}, "fp8"),
     "pack-quantized": of_library("pack-quantized", INT4, "int4", 64),
     "pack-quantized-zeros": of_library("pack-quantized", {**INT4, "symmetric": False}, "int4", 64),
     "pack-quantized-8": of_library("pack-quantized", {**INT8, "strategy": "channel"}, "int8"),
     "w8a16": of_library("int-quantized", INT8, "int8"),
     "w8a8": of_library("int-quantized", INT8, "int8", input_activations=DYNAMIC),
-    "float-quantized": of_library("float-quantized", FP8, "dense"),
+    "float-quantized": of_library("float-quantized", FP8, "fp8"),
     "float-quantized-blocks": of_library(
-        "float-quantized", {**FP8, "strategy": "block", "block_structure": [128, 128]}, "dense"
+        "float-quantized", {**FP8, "strategy": "block", "block_structure": [128, 128]}, "fp8"
     ),
     "mxfp4": of_library(
         "mxfp4-pack-quantized",
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32},
-        "dense",
+        "mxfp4",
     ),
 }
 BY_LIBRARY = ("pack-quantized", "pack-quantized-zeros", "pack-quantized-8", "w8a16", "w8a8") + (

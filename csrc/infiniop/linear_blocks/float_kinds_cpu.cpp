@@ -15,19 +15,31 @@ struct Fp8 {
         // A NaN among a block's codes makes NaN of all results that the block has a part in: as its scale does.
         const float scale = has_nan(codes) ? __builtin_nanf("") : float_at(p);
 #pragma GCC unroll 8
-        for (int i = 0; i < kElements; i += 16) {
-            VecF values[kVectors];
-            widened(load_bytes(codes + i), values);
+        for (int i = 0; i < kElements; i += kAtOnce) {
+            VecF values[kAtOnce / kLanes];
+            widened(codes + i, values);
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) {
+            for (int v = 0; v < kAtOnce / kLanes; ++v) {
                 sink(i + v * kLanes, values[v] * splat(scale));
             }
         }
     }
 
 private:
+#if defined(__AVX512BW__)
+    static constexpr int kAtOnce = 32;
+#else
+    static constexpr int kAtOnce = 16;
+#endif
+
     // Whether a code is 0x7f or 0xff.
     INFINI_ALWAYS_INLINE static bool has_nan(const uint8_t *codes) {
+#if defined(__AVX512BW__)
+        const __m512i sign = _mm512_set1_epi8(-128), nan = _mm512_set1_epi8(-1);
+        const __m512i first = _mm512_or_si512(_mm512_loadu_si512(codes), sign);
+        const __m512i second = _mm512_or_si512(_mm512_loadu_si512(codes + 64), sign);
+        return (_mm512_cmpeq_epi8_mask(first, nan) | _mm512_cmpeq_epi8_mask(second, nan)) != 0;
+#else
         Bytes found = {};
 #pragma GCC unroll 8
         for (int i = 0; i < kElements; i += 16) {
@@ -37,25 +49,28 @@ private:
         uint64_t halves[2];
         std::memcpy(halves, &found, sizeof halves);
         return (halves[0] | halves[1]) != 0;
+#endif
     }
 
     // E4M3's values, of NaN any: exponent and mantissa are moved to the place of float16's (of float's where there is no
     // conversion), and a power of two makes up for the bias, exactly, denormals included.
-    INFINI_ALWAYS_INLINE static void widened(Bytes codes, VecF (&to)[kVectors]) {
-#if defined(__AVX2__)
+    INFINI_ALWAYS_INLINE static void widened(const uint8_t *codes, VecF (&to)[kAtOnce / kLanes]) {
+#if defined(__AVX512BW__)
+        const __m512i extended = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(codes)));
+        const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(extended, 7), _mm512_set1_epi16(int16_t(0xbf80)));
+        to[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(halves)) * splat(256);
+        to[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)) * splat(256);
+#elif defined(__AVX2__)
         typedef int16_t Signed __attribute__((vector_size(16)));
         const __m128i zero = _mm_setzero_si128();
-        __m128i halves[2] = {_mm_unpacklo_epi8(zero, (__m128i)codes), _mm_unpackhi_epi8(zero, (__m128i)codes)};
+        const auto bytes = (__m128i)load_bytes(codes);
+        __m128i halves[2] = {_mm_unpacklo_epi8(zero, bytes), _mm_unpackhi_epi8(zero, bytes)};
 #pragma GCC unroll 2
         for (__m128i &half : halves) {
             half = (__m128i)((Signed)half >> 1 & static_cast<int16_t>(0xbf80)); // the sign stays at its place
         }
-#if defined(__AVX512F__)
-        to[0] = _mm512_cvtph_ps(_mm256_set_m128i(halves[1], halves[0])) * splat(256);
-#else
         to[0] = _mm256_cvtph_ps(halves[0]) * splat(256);
         to[1] = _mm256_cvtph_ps(halves[1]) * splat(256);
-#endif
 #else
         for (int v = 0; v < kVectors; ++v) {
             VecU code;

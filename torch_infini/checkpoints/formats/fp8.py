@@ -1,6 +1,6 @@
 """FP8 (E4M3) times a scale for the tensor, for each row or for each block: fp8 and fbgemm_fp8.
 
-Weights are dequantized, because no op takes them.
+linear_blocks takes weights with one scale for each 128 columns, or more; others are dequantized.
 """
 
 from __future__ import annotations
@@ -11,8 +11,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...ops._blocks import KINDS
 from ..method import Fields, Method
-from ..weight import FLOATS, Dim, Expected, StoredFormat, by_row, columns_in, rows_in
+from ..weight import (
+    FLOATS,
+    Dim,
+    Expected,
+    LinearWeight,
+    StoredFormat,
+    by_row,
+    columns_in,
+    dense_weight,
+    rows_in,
+    takes_blocks,
+)
+
+KIND = KINDS["fp8"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,20 @@ class Float8(StoredFormat):
         height, width = self.block
         row = torch.arange(n)[rows] // height
         return q * scales[row].repeat_interleave(width, 1)[:, :k]
+
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+        height, width = (1, k) if self.block is None else self.block
+        if k % KIND.elements or width % KIND.elements or not takes_blocks(dtype):
+            return dense_weight(self, tensors, n, k, dtype)
+        scales = tensors[self.scales].float()
+        if self.block is None:
+            scales = by_row(scales, n)
+        scales = scales.repeat_interleave(height, 0)[:n].repeat_interleave(width // KIND.elements, 1)
+        scales = scales[:, : k // KIND.elements].contiguous()
+        blocks = torch.empty(n, k // KIND.elements, KIND.bytes, dtype=torch.uint8)
+        blocks[..., :4] = scales[..., None].view(torch.uint8)
+        blocks[..., 4:] = tensors["weight"].view(torch.uint8).unflatten(1, (-1, KIND.elements))
+        return LinearWeight(KIND.name, blocks)
 
 
 def _parse(fields: Fields) -> Callable[[str], StoredFormat]:

@@ -1,6 +1,6 @@
 """MXFP4: FP4 (E2M1) times a power of two (E8M0) for each 32 columns, as compressed-tensors stores it.
 
-Weights are dequantized.
+linear_blocks takes them in GGML's blocks, whose nibbles have another order.
 """
 
 from __future__ import annotations
@@ -11,8 +11,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...ops._blocks import KINDS
 from ...ops._blocks.ggml import fp4, power_of_two
-from ..weight import Expected, StoredFormat, by_group, columns_in, groups_of, rows_in
+from ..weight import (
+    Expected,
+    LinearWeight,
+    StoredFormat,
+    by_group,
+    columns_in,
+    dense_weight,
+    groups_of,
+    rows_in,
+    takes_blocks,
+)
+
+KIND = KINDS["mxfp4"]
 
 
 @dataclass(frozen=True)
@@ -43,3 +56,15 @@ class MXFP4(StoredFormat):
         packed, exponents = tensors["weight_packed"][rows], tensors["weight_scale"][rows]
         q = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
         return fp4(q) * by_group(power_of_two(exponents), k)
+
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+        if not takes_blocks(dtype):
+            return dense_weight(self, tensors, n, k, dtype)
+        blocks = torch.empty(n, k // 32, KIND.bytes, dtype=torch.uint8)
+        blocks[..., 0] = tensors["weight_scale"]
+        # Here a byte has two neighbours, in GGML's blocks the elements i and i + 16.
+        packed = tensors["weight_packed"].unflatten(1, (-1, 2, 8))
+        low, high = packed & 15, packed >> 4
+        first, second = (torch.stack((low[:, :, i], high[:, :, i]), -1).flatten(2) for i in range(2))
+        blocks[..., 1:] = first | second << 4
+        return LinearWeight(KIND.name, blocks)
