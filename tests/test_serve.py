@@ -22,7 +22,8 @@ from support.serving import MODEL, ask, events_of, save_model, send_raw, service
 from torch_infini import AsyncLLM, SamplingParams
 from torch_infini.engine import CompletionOutput, RequestOutput
 from torch_infini.serve import Service
-from torch_infini.serve.answers import CompletionAnswer, DeltaTracker
+from torch_infini.serve.answers import ChatAnswer, CompletionAnswer, DeltaTracker
+from torch_infini.serve.streaming import events
 from torch_infini.serve.token_texts import TokenTexts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,10 +91,14 @@ def test_whole_and_streamed_texts_are_those_of_llm(llm: AsyncLLM, service: Servi
                 model=MODEL, messages=MESSAGES, stream=True, stream_options=usage, **settings
             )
         )
-        assert "".join(chunk.choices[0].delta.content for chunk in chunks[:-1]) == want.text
+        deltas = [chunk.choices[0].delta.to_dict() for chunk in chunks[:-1]]
+        assert "".join(delta.get("content", "") for delta in deltas) == want.text
         assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
-        assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content
-        assert [chunk.choices[0].finish_reason for chunk in chunks[-2:-1]] == ["length"]
+        assert deltas[0] == {"role": "assistant", "content": "", "refusal": None} and deltas[-1] == {}
+        assert all(set(delta) == {"content"} and delta["content"] for delta in deltas[1:-1])
+        ends = [chunk.choices[0].finish_reason for chunk in chunks[:-1]]
+        assert ends == [None] * (len(ends) - 1) + ["length"]
+        assert {chunk.system_fingerprint for chunk in chunks} == {whole.system_fingerprint} != {None}
         assert all(chunk.usage is None for chunk in chunks[:-1])
 
         want = expected(llm, PROMPT, **settings)
@@ -130,7 +135,7 @@ def test_a_seed_gives_one_text_alone_and_among_others(service: Service, url: str
         if i % 2:
             texts[i] = answer.json()["choices"][0]["message"]["content"]
         else:
-            texts[i] = "".join(event["choices"][0]["delta"]["content"] for event in events_of(answer.text))
+            texts[i] = "".join(event["choices"][0]["delta"].get("content", "") for event in events_of(answer.text))
         most.append(service.llm.metrics().running)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(32)]
@@ -279,7 +284,7 @@ def test_logprobs_of_chat(llm: AsyncLLM, service: Service) -> None:
     streamed = [
         entry
         for event in events_of(ask(service, "POST", "/v1/chat/completions", json={**body, "stream": True}).text)
-        for entry in event["choices"][0]["logprobs"]["content"]
+        for entry in (event["choices"][0]["logprobs"] or {"content": []})["content"]
     ]
     assert streamed == entries
 
@@ -363,6 +368,24 @@ def test_status_routes(service: Service) -> None:
     assert "/v1/chat/completions" in ask(service, "GET", "/openapi.json").json()["paths"]
     assert ask(service, "GET", "/health", headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
     assert len(ask(service, "GET", "/health").headers["x-request-id"]) == 32
+
+
+def test_names_and_the_chunk_of_the_role(llm: AsyncLLM) -> None:
+    """An answer has the name that was asked for; the chunk of the role is sent together with the first text."""
+    service = service_of(llm, model_names=(MODEL, "other"), any_model=True)
+    body = {"messages": MESSAGES, "max_tokens": 2}
+    for asked, named in ((None, MODEL), ("other", "other"), (MODEL, MODEL), ("unknown", MODEL)):
+        answer = ask(service, "POST", "/v1/chat/completions", json={**body, "model": asked}).json()
+        assert answer["model"] == named and answer["system_fingerprint"] == service.fingerprint
+
+    async def first() -> bytes:
+        params = SamplingParams(max_tokens=2)
+        generation = service.start([[1, 2]], params, "messages", ("max_tokens", 2))
+        stream = events(generation, ChatAnswer(MODEL, service.token_texts), 1, False)
+        sent = [data async for data in stream]
+        return sent[0]
+
+    assert asyncio.run(first()).count(b"data: ") > 1
 
 
 def test_tokenize_and_detokenize(llm: AsyncLLM, service: Service) -> None:

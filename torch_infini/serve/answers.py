@@ -39,14 +39,20 @@ class Answer:
     Args:
         model: The model's name in the answer.
         texts: Texts of tokens, for log-probabilities.
+        fingerprint: Identifies what computes the answers, as system_fingerprint; None: null.
     """
 
     PREFIX: str
     WHOLE: str
     CHUNK: str
 
-    def __init__(self, model: str, texts: TokenTexts | None) -> None:
-        self._head = {"id": f"{self.PREFIX}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+    def __init__(self, model: str, texts: TokenTexts | None, fingerprint: str | None = None) -> None:
+        self._head: dict[str, Any] = {
+            "id": f"{self.PREFIX}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
         self._texts = texts
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -54,10 +60,11 @@ class Answer:
         choices = [self._choice(part) for part in full_choices(outputs)]
         return {**self._head, "object": self.WHOLE, "choices": choices, "usage": usage_of(outputs)}
 
-    def chunk(self, part: ChoiceDelta, include_usage: bool) -> dict[str, Any]:
-        """Return a chunk of a streamed answer; with include_usage its usage is null, as the last chunk has it."""
+    def chunks(self, part: ChoiceDelta, include_usage: bool) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of a streamed answer; with include_usage their usage is null, as the last chunk has it."""
         usage = {"usage": None} if include_usage else {}
-        return {**self._head, "object": self.CHUNK, "choices": [self._delta(part)], **usage}
+        for choice in self._deltas(part):
+            yield {**self._head, "object": self.CHUNK, "choices": [choice], **usage}
 
     def usage_chunk(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         """Return the last chunk, which has the usage and no choices."""
@@ -70,7 +77,7 @@ class Answer:
     def _choice(self, part: ChoiceDelta) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _delta(self, part: ChoiceDelta) -> dict[str, Any]:
+    def _deltas(self, part: ChoiceDelta) -> Iterator[dict[str, Any]]:
         raise NotImplementedError
 
 
@@ -81,15 +88,28 @@ class ChatAnswer(Answer):
 
     def _choice(self, part: ChoiceDelta) -> dict[str, Any]:
         message = {"role": "assistant", "content": part.text, "refusal": None}
-        return {"index": part.choice, "message": message, **self._shared_fields(part)}
+        return {
+            "index": part.choice,
+            "message": message,
+            "logprobs": self._logprobs(part),
+            "finish_reason": part.finish,
+        }
 
-    def _delta(self, part: ChoiceDelta) -> dict[str, Any]:
-        # The role comes with the first text: a chunk with only a role would be measured as the first token.
-        role = {"role": "assistant"} if part.is_first else {}
-        return {"index": part.choice, "delta": {**role, "content": part.text}, **self._shared_fields(part)}
+    def _deltas(self, part: ChoiceDelta) -> Iterator[dict[str, Any]]:
+        """Yield the role before a choice's first text, and why it ended after the last one, as OpenAI's server does.
 
-    def _shared_fields(self, part: ChoiceDelta) -> dict[str, Any]:
-        return {"logprobs": self._logprobs(part), "finish_reason": part.finish}
+        All of them are sent together: a role that was sent earlier would be measured as the first token.
+        """
+
+        def choice(delta: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
+            return {"index": part.choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+        if part.is_first:
+            yield choice({"role": "assistant", "content": "", "refusal": None})
+        if part.text or part.logprobs:
+            yield choice({"content": part.text}, self._logprobs(part))
+        if part.finish is not None:
+            yield choice({}, finish=part.finish)
 
     def _logprobs(self, part: ChoiceDelta) -> dict[str, Any] | None:
         if part.logprobs is None:
@@ -118,7 +138,8 @@ class CompletionAnswer(Answer):
             "finish_reason": part.finish,
         }
 
-    _delta = _choice
+    def _deltas(self, part: ChoiceDelta) -> Iterator[dict[str, Any]]:
+        yield self._choice(part)
 
     def _logprobs(self, part: ChoiceDelta) -> dict[str, Any] | None:
         if part.logprobs is None:

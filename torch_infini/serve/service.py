@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+import torch
+
+from .. import __version__
 from ..engine import AsyncLLM, LoRARequest, SamplingParams
 from .errors import ApiError, bad_request, shown
 from .generation import Generation
@@ -50,6 +54,7 @@ class Service:
         is_draining: Whether new requests are rejected because the server shuts down.
         metrics: The metrics of GET /metrics.
         token_texts: Texts of single tokens; None without a tokenizer.
+        fingerprint: The system_fingerprint of answers.
         sampling: Fields of SamplingParams for requests that do not give them: the model's, overridden by settings'.
         adapters: The settings' adapters by name; all are loaded.
 
@@ -70,6 +75,7 @@ class Service:
         with suppress(ValueError):  # there is no tokenizer
             llm.engine.encode("a")  # the first call may change the tokenizer's settings; later calls use two threads
         self.sampling = {**llm.engine.sampling, **settings.sampling}
+        self.fingerprint = fingerprint_of(llm)
         self.adapters = {adapter.lora_name: adapter for adapter in settings.adapters}
         for adapter in settings.adapters:
             llm.engine.load_adapter(adapter)
@@ -86,7 +92,7 @@ class Service:
         if name is not None and name not in settings.model_names and not settings.any_model:
             served = ", ".join((*settings.model_names, *self.adapters))
             raise ApiError(404, f"model must be {served}, got {shown(name)}", "model", "model_not_found")
-        return ServedName(settings.model_names[0])
+        return ServedName(name if name in settings.model_names else settings.model_names[0])
 
     def check_health(self) -> None:
         """Raise ApiError if no request can be served."""
@@ -242,6 +248,13 @@ class Service:
         """End the tokenizer's threads."""
         self._tokenizing.shutdown(wait=False)
         self._tokenizing_long.shutdown(wait=False, cancel_futures=True)
+
+
+def fingerprint_of(llm: AsyncLLM) -> str:
+    """Return a name for what computes the answers: releases, the model's config and dtype, the engine's settings."""
+    engine = llm.engine
+    parts = (__version__, torch.__version__, engine.model.config, engine.model.dtype, engine.config)
+    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
 def bytes_in(text: str) -> int:

@@ -18,7 +18,8 @@ class ServeSettings:
     """Settings of a server besides those of its engine.
 
     Attributes:
-        model_names: Names that requests may give as `model`; answers have the first.
+        model_names: Names that requests may give as `model`; answers have the name that was asked for, or the
+            first.
         any_model: Whether requests may give any other name too.
         api_key: The key that requests must send as "Authorization: Bearer KEY" (except GET /health); None: no key.
         max_queue: The most samples that wait, besides the engine's max_num_seqs; more are rejected with status 429.

@@ -47,7 +47,8 @@ def respond_empty(
     if not stream:
         return json_response(answer.whole(outputs))
     parts = DeltaTracker(params.n, answer)
-    chunks = [answer.chunk(part, include_usage) for at, output in enumerate(outputs) for part in parts.new(at, output)]
+    new = [part for at, output in enumerate(outputs) for part in parts.new(at, output)]
+    chunks = [chunk for part in new for chunk in answer.chunks(part, include_usage)]
     if include_usage:
         chunks.append(answer.usage_chunk(outputs))
     return Response(b"".join([*map(to_event, chunks), DONE]), 200, HEADERS, "text/event-stream")
@@ -64,7 +65,8 @@ async def events(
                 if new is None:
                     yield PING
                     continue
-                data = b"".join(to_event(answer.chunk(part, include_usage)) for part in parts.new(*new))
+                chunks = (chunk for part in parts.new(*new) for chunk in answer.chunks(part, include_usage))
+                data = b"".join(map(to_event, chunks))
                 if data:
                     yield data
         if include_usage:

@@ -25,5 +25,5 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     if prompt is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     generation = service.start([prompt], params, "messages", body.token_limit, adapter)
-    answer = ChatAnswer(name, service.token_texts)
+    answer = ChatAnswer(name, service.token_texts, service.fingerprint)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)

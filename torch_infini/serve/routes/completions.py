@@ -25,8 +25,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     if prompts is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     if body.max_tokens == 0:  # valid in OpenAI's API; there is nothing to compute
-        answer = CompletionAnswer(name, service.token_texts)
+        answer = CompletionAnswer(name, service.token_texts, service.fingerprint)
         return respond_empty(prompts, params, answer, bool(body.stream), body.include_usage)
     generation = service.start(prompts, params, "prompt", body.token_limit, adapter)
-    answer = CompletionAnswer(name, service.token_texts)
+    answer = CompletionAnswer(name, service.token_texts, service.fingerprint)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)
