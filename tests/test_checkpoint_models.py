@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import torch_infini
-from support.checkpoint_writers import BLOCK_BYTES, BY_LIBRARY, CASES, blocks_or_dense, write_folder, write_gguf
+from support.checkpoint_writers import BLOCK_BYTES, BY_LIBRARY, CASES, block_layout, write_folder, write_gguf
 from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
@@ -88,8 +88,10 @@ def test_gguf_families_and_mixed_kinds(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     dense = write_gguf(path, lambda module: kinds.get(module.rpartition(".")[2], "Q4_K"), name, **changes)
     model = assert_equal_to(dense, path)
-    assert [part.format for part in model.layers[0].attention.qkv.parts] == ["w4a16", blocks_or_dense("Q6_K")]
-    assert model.layers[0].mlp.down.format == blocks_or_dense("Q8_0")
+    assert [part.format for part in model.layers[0].attention.qkv.parts] == [
+        KIND.get(one := block_layout(kind), one) for kind in ("Q4_K", "Q6_K")
+    ]
+    assert model.layers[0].mlp.down.format == block_layout("Q8_0")
     assert Llama.from_pretrained(path, progress=False).dtype == torch.float16
     outputs = LLM(path, dtype="float32", progress=False).generate([TOKENS], SamplingParams(max_tokens=4, temperature=0))
     assert len(outputs[0].token_ids) == 4
@@ -128,7 +130,7 @@ def test_blocks_leave_the_cpu_as_dense_weights(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", lambda module: "Q6_K")
     patched = torch_infini.load(tmp_path / "model.gguf", torch.float32)
     layer = patched.get_submodule("model.layers.0.mlp.down_proj")
-    assert hasattr(layer, "weight_integers") == (blocks_or_dense("Q6_K") != "dense")
+    assert hasattr(layer, "weight_integers") == (block_layout("Q6_K") != "dense")
     values = layer.weight.clone()
     ours = Llama.from_pretrained(tmp_path / "model.gguf", dtype=torch.float32, progress=False)
     down = ours.layers[0].mlp.down
@@ -284,7 +286,7 @@ def test_load(name: str, tmp_path: Path) -> None:
         pytest.importorskip("gguf")
         path = tmp_path / "model.gguf"
         dense = write_gguf(path, lambda module: name)
-        layout = {"Q4_K": "int4", "F16": "dense"}.get(name) or blocks_or_dense(name)
+        layout = "dense" if name == "F16" else block_layout(name)
     else:
         dense, layout = write_folder(tmp_path, CASES[name]), CASES[name].layout
     model = torch_infini.load(path, torch.float32)
@@ -327,7 +329,7 @@ def test_saving_what_was_loaded(tmp_path: Path) -> None:
         for again in (torch_infini.load_patched(tmp_path / "saved"), torch_infini.load(tmp_path / "saved")):
             assert torch.equal(again(torch.tensor([TOKENS])).logits, expected)
     write_folder(tmp_path / "gptq", CASES["gptq"])
-    if blocks_or_dense("Q6_K") != "dense":
+    if block_layout("Q6_K") != "dense":
         write_gguf(tmp_path / "model.gguf", lambda module: "Q6_K")
         model, ids = torch_infini.load(tmp_path / "model.gguf", torch.float32), torch.tensor([TOKENS])
         torch_infini.save_patched(model, tmp_path / "blocks")

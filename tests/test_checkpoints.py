@@ -20,9 +20,11 @@ from support.checkpoint_writers import (
     CASES,
     GPTQ_CONFIG,
     INT4,
+    INT4_KINDS,
     INT8,
     Written,
     awq,
+    block_layout,
     compressed,
     config_of_compressed,
     gptq,
@@ -30,7 +32,7 @@ from support.checkpoint_writers import (
     write_folder,
     write_gguf,
 )
-from torch_infini.checkpoints import files_of, open_checkpoint, read_tensors, write_tensors
+from torch_infini.checkpoints import Target, files_of, open_checkpoint, read_tensors, write_tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,9 +88,9 @@ def test_parts_of_layers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     taken: list[int] = []  # bytes that a format makes a weight of
 
     def counting(original: Any) -> Any:
-        def weight(format: Any, tensors: dict[str, Tensor], n: int, k: int, dtype: torch.dtype) -> Any:
+        def weight(format: Any, tensors: dict[str, Tensor], n: int, k: int, target: Target) -> Any:
             taken.append(sum(tensor.nbytes for tensor in tensors.values()))
-            return original(format, tensors, n, k, dtype)
+            return original(format, tensors, n, k, target)
 
         return weight
 
@@ -145,7 +147,6 @@ def test_gptq_awq_by_the_op(tmp_path: Path) -> None:
 
 
 KINDS = (*BLOCK_BYTES, "F16", "BF16", "F32")
-INT4_KINDS = ("Q4_0", "Q4_1", "Q4_K")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,7 +163,9 @@ def test_gguf_values(kind: str, tmp_path: Path) -> None:
             values = checkpoint.dequantize(layer)
             assert torch.equal(values.float(), module.weight), layer
             assert torch.equal(checkpoint.weight(layer, torch.float32).dense().float(), module.weight)
-            assert checkpoint.weight(layer, torch.float32).group == (32 if kind in INT4_KINDS else 0)
+            assert checkpoint.weight(layer, torch.float32).format == block_layout(kind)
+            for_cuda = checkpoint.weight(layer, torch.float32, device="cuda")
+            assert (for_cuda.format, for_cuda.group) == (("int4", 32) if kind in INT4_KINDS else ("dense", 0))
         assert checkpoint.tensors["model.norm.weight"].shape == (256,)
 
 
@@ -173,7 +176,8 @@ def test_gguf_int4_is_exact(tmp_path: Path) -> None:
         write_gguf(tmp_path / f"{kind}.gguf", lambda name, kind=kind: kind)
         with open_checkpoint(tmp_path / f"{kind}.gguf") as checkpoint:
             layer = "model.layers.1.mlp.up_proj"
-            assert torch.equal(checkpoint.weight(layer, torch.bfloat16).dense(), checkpoint.dequantize(layer))
+            weight = checkpoint.weight(layer, torch.bfloat16, device="cuda")
+            assert weight.format == "int4" and torch.equal(weight.dense(), checkpoint.dequantize(layer))
 
 
 def test_small_and_odd_layers() -> None:
@@ -186,7 +190,7 @@ def test_small_and_odd_layers() -> None:
     stored = compressed("pack-quantized", {**INT4, "symmetric": False, "group_size": 32})("x", weight)
     format = PackQuantized(4, 32, False)
     assert torch.equal(format.dequantize(stored.tensors, 13, 64).float(), stored.values.float())
-    assert torch.equal(format.weight(stored.tensors, 13, 64, torch.float32).dense(), stored.values)
+    assert torch.equal(format.weight(stored.tensors, 13, 64, Target(torch.float32, False)).dense(), stored.values)
     for rows, whole_words in ((slice(0, 8), True), (slice(8, 13), True), (slice(4, 8), False), (slice(4, 13), False)):
         part = format.cut(stored.tensors, 13, 64, rows, slice(None))
         assert (part is not None) == whole_words
@@ -198,7 +202,7 @@ def test_small_and_odd_layers() -> None:
     written = gptq(32, True)("x", torch.randn(8, 64))
     written.tensors["g_idx"] = torch.tensor([0] * 8 + [1] * 56)
     unequal = GPTQ(4, 32, True, 1, True)
-    dense = unequal.weight(written.tensors, 8, 64, torch.float64)
+    dense = unequal.weight(written.tensors, 8, 64, Target(torch.float64, False))
     assert dense.format == "dense"
     q = 8 + written.values / written.tensors["scales"].t().double().repeat_interleave(32, 1)
     expected = (q - 8) * written.tensors["scales"].t().double()[:, written.tensors["g_idx"]]

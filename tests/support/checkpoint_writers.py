@@ -205,12 +205,17 @@ class Case(NamedTuple):
 
     @property
     def layout(self) -> str:
-        return blocks_or_dense(self.exact_layout) if self.exact_layout in BLOCKS else self.exact_layout
+        return block_layout(self.exact_layout) if self.exact_layout in BLOCKS else self.exact_layout
 
 
-def blocks_or_dense(kind: str) -> str:
-    """Return the format of a layer in blocks of this kind, for activations in float32."""
-    return kind.lower() if FORMATS[kind.lower()].serves_on(torch.device("cpu")) else "dense"
+INT4_KINDS = ("Q4_0", "Q4_1", "Q4_K")  # which become int4 where linear_blocks has no kernel
+
+
+def block_layout(kind: str) -> str:
+    """Return the LinearWeight.format of a layer in blocks of this kind, for activations in float32."""
+    if FORMATS[kind.lower()].serves_on(torch.device("cpu")):
+        return kind.lower()
+    return "int4" if kind in INT4_KINDS else "dense"
 
 
 AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}

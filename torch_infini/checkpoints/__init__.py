@@ -12,7 +12,7 @@ from .hub import find, is_hub_name
 from .lora import LoRALayer, LoRAWeights, read_lora
 from .reader import Activations, Checkpoint, is_foreign, method_of, model_type_of, open_checkpoint
 from .saved import StoredLayer, saved_layers
-from .weight import LinearWeight, StoredFormat
+from .weight import LinearWeight, StoredFormat, Target
 
 __all__ = [
     "Activations",
@@ -23,6 +23,7 @@ __all__ = [
     "LinearWeight",
     "LoRALayer",
     "LoRAWeights",
+    "Target",
     "TensorInfo",
     "Wanted",
     "check_layers",

@@ -1,6 +1,6 @@
-"""GGUF's block formats, whose formulas are in ops/_blocks. Q4_0, Q4_1 and Q4_K become int4 with groups of 32.
+"""GGUF's block formats, whose formulas are in ops/_blocks. Blocks stay as they are for linear_blocks.
 
-The others stay as they are, for linear_blocks.
+Elsewhere (CUDA, AMX, int8 activations) Q4_0, Q4_1 and Q4_K become int4 with groups of 32, others dense.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .weight import (
     Expected,
     LinearWeight,
     StoredFormat,
+    Target,
     dense_weight,
     not_finite,
     pack_nibbles,
     rows_in,
-    takes_blocks,
 )
 
 KINDS = {kind.name.upper(): kind for kind in ggml.KINDS}  # by GGUF's names
@@ -82,12 +82,12 @@ class Blocks(StoredFormat):
         rows = slice(first, n if count < 0 else first + count)
         return KINDS[self.kind].values(self._blocks(tensors, rows)).flatten(1)
 
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
-        groups = _INT4.get(self.kind)
-        if groups is None and not takes_blocks(dtype):
-            return dense_weight(self, tensors, n, k, dtype)
-        if groups is None:
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
+        if target.takes_blocks:
             return LinearWeight(self.kind.lower(), self._blocks(tensors, slice(None)))
+        groups = _INT4.get(self.kind)
+        if groups is None:
+            return dense_weight(self, tensors, n, k, target.dtype)
         packed, scales = torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 32)
         zeros = None if self.kind == "Q4_0" else torch.empty(n, k // 32)
         step = max((1 << 20) // max(k, 1), 1)
@@ -98,6 +98,6 @@ class Blocks(StoredFormat):
             scales[rows] = scale.flatten(1)
             if zeros is not None:
                 zeros[rows] = (8 * scale - minimum).flatten(1)
-        if zeros is None and dtype == torch.float16:
+        if zeros is None and target.dtype == torch.float16:
             scales = scales.half()  # as they are in the file
         return LinearWeight("int4", packed, scales, zeros)

@@ -62,6 +62,7 @@ def fill(
     dtype: torch.dtype,
     layers: Iterable[Layer],
     destinations: Callable[[], Mapping[str, Destination]],
+    device: torch.device | str = "cpu",
 ) -> Iterator[None]:
     """Read a checkpoint that fits the model (Checkpoint.check_model); yield after each layer and each destination.
 
@@ -71,6 +72,7 @@ def fill(
         layers: The model's linear layers that may be quantized.
         destinations: Called after all layers are put; returns the other tensors of the model by name. The weight of a
             quantized layer is dequantized into its destination, unless the layer was put.
+        device: Where the layers will be multiplied.
     """
     done = set()
 
@@ -78,7 +80,7 @@ def fill(
         if one.name not in checkpoint.layers:
             return None
         done.add(one.name)
-        return checkpoint.weight(one.name, dtype, one.rows, one.columns)
+        return checkpoint.weight(one.name, dtype, one.rows, one.columns, device)
 
     for layer in layers:
         layer.put([read(one) for one in layer.projections])

@@ -20,7 +20,7 @@ from .formats import METHODS
 from .gguf_file import open_gguf
 from .hub import find
 from .method import NAME
-from .weight import LinearWeight
+from .weight import LinearWeight, Target
 
 Activations = Literal["int8"]
 
@@ -119,7 +119,12 @@ class Checkpoint:
                 raise ValueError(f"{NAME}: {name}.{last} must {rule} ({layer.format.name}), got {got}")
 
     def weight(
-        self, name: str, dtype: torch.dtype, rows: slice = slice(None), columns: slice = slice(None)
+        self,
+        name: str,
+        dtype: torch.dtype,
+        rows: slice = slice(None),
+        columns: slice = slice(None),
+        device: torch.device | str = "cpu",
     ) -> LinearWeight:
         """Return the weight of a quantized layer as the ops take it, in memory that may be the file's.
 
@@ -128,20 +133,22 @@ class Checkpoint:
             dtype: The dtype of activations, and of the weight if no op takes the layer's integers.
             rows: The rows to return.
             columns: The columns to return.
+            device: Where the weight will be multiplied; it is returned on the CPU.
 
         Raises:
             ValueError: For invalid scales in a GGUF file, and for columns that cut a group or an act-order.
         """
         layer = self.layers[name]
         activations: Literal["own", "int8"] = "int8" if self.activations or layer.format.quantizes_x else "own"
+        target = Target.of(dtype, torch.device(device), activations)
         try:
             with self._tensors_of(layer) as tensors:
                 part = layer.format.cut(tensors, layer.n, layer.k, rows, columns)
                 if part is None:
-                    whole = layer.format.weight(tensors, layer.n, layer.k, dtype)
+                    whole = layer.format.weight(tensors, layer.n, layer.k, target)
                     return whole.cut(rows, columns)._replace(activations=activations)
                 n, k = (len(range(size)[of]) for size, of in ((layer.n, rows), (layer.k, columns)))
-                return layer.format.weight(part, n, k, dtype)._replace(activations=activations)
+                return layer.format.weight(part, n, k, target)._replace(activations=activations)
         except ValueError as error:
             raise ValueError(f"{NAME}: {name}, {layer.format.name}: {error}") from error
 

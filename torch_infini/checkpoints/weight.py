@@ -110,6 +110,26 @@ class LinearWeight(NamedTuple):
         return weight
 
 
+class Target(NamedTuple):
+    """How a weight will be multiplied.
+
+    Attributes:
+        dtype: The dtype of activations, and of dense weights.
+        takes_blocks: Whether linear_blocks multiplies there, as fast as linear_int4 or dense weights.
+    """
+
+    dtype: torch.dtype
+    takes_blocks: bool
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, device: torch.device, activations: str | None) -> Target:
+        """Return the target of a device; activations: "int8" if x is quantized, for which blocks have no product."""
+        # In tiles (AMX) each product would decode the whole weight to bfloat16 first, also for one row.
+        in_tiles = dtype == torch.bfloat16 and library.capability == "avx512_amx"
+        served = all(FORMATS[kind].serves_on(device) for kind in BLOCKS)
+        return cls(dtype, served and not in_tiles and activations != "int8")
+
+
 class Dim(NamedTuple):
     """A dimension of a stored tensor.
 
@@ -195,11 +215,11 @@ class StoredFormat(ABC):
     def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
         """Compute `count` rows, from `first` on, a multiple of 32, by the format's formula: [count, k] in float64."""
 
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
-        """Return the weight for activations of `dtype`: int8 or int4 with exactly the formula's values, or dense with
-        the values rounded once to `dtype`.
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
+        """Return the weight for a target: int8, int4 or blocks with exactly the formula's values, or dense with the
+        values rounded once.
         """
-        return dense_weight(self, tensors, n, k, dtype)
+        return dense_weight(self, tensors, n, k, target.dtype)
 
     def cut(
         self, tensors: Mapping[str, Tensor], n: int, k: int, rows: slice, columns: slice
@@ -229,15 +249,6 @@ class StoredFormat(ABC):
             return None
         fits = all(rules[last].layout(tensor.shape) is not None for last, tensor in found.items())
         return found if fits else None
-
-
-def takes_blocks(dtype: torch.dtype) -> bool:
-    """Return whether products with blocks replace those with dense weights for activations of this dtype.
-
-    In tiles (AMX) each product would decode the whole weight to bfloat16 first, also for one row. CUDA has no kernel.
-    """
-    in_tiles = dtype == torch.bfloat16 and library.capability == "avx512_amx"
-    return not in_tiles and not library.emulates_cuda()
 
 
 def dense_weight(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .._core.memory import allocate, trim
 from ..checkpoints import Checkpoint, Layer, LinearWeight, Projection, Wanted, fill
 from ..nn import Linear, MergedLinear
-from ..weights import BLOCKS, FORMATS, Integers
+from ..weights import Integers
 from .checkpoint import Slot, follow
 from .config import LlamaConfig
 
@@ -52,6 +52,9 @@ class Model(Protocol):
     """The interface of Llama that this module uses."""
 
     dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def shares_embedding(self) -> bool: ...
@@ -89,7 +92,8 @@ def load(model: Model, checkpoint: Checkpoint, products: Sequence[Product], dens
     names = list(model.slots())
     sizes = [sum(_bytes(checkpoint, one.name) for one in product.projections) for product in products]
     layers = [Layer(product.projections, partial(_put, product, dense)) for product in products]
-    follow(fill(checkpoint, model.dtype, layers, model.slots), sizes + [_bytes(checkpoint, n) for n in names], progress)
+    sizes += [_bytes(checkpoint, name) for name in names]
+    follow(fill(checkpoint, model.dtype, layers, model.slots, model.device), sizes, progress)
 
 
 def _bytes(checkpoint: Checkpoint, name: str) -> int:
@@ -165,9 +169,6 @@ def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: to
     n = [one.rows.stop - one.rows.start for one in part.projections]
     k = part.projections[0].columns.stop - part.projections[0].columns.start
     whole = [weight for weight in part.weights if weight is not None]
-    if whole and whole[0].kind in BLOCKS and not FORMATS[whole[0].kind].serves_on(device):
-        whole = [LinearWeight("dense", weight.dense(dtype)) for weight in whole]
-        part.weights[:] = whole
     if not whole or whole[0].format == "dense":
         linear = Linear(k, sum(n), False, dense, dtype, device)
         for i, weight in enumerate(part.weights):

@@ -119,43 +119,89 @@ inline VecU load_codes(const uint8_t *p) {
 #endif
 }
 
-template <typename K> void decode(const linear_blocks::DecodeArgs &args) {
-    const uint8_t *block = args.blocks;
-    float *to = args.to;
-    for (int64_t i = 0; i < args.count; ++i, block += K::kBytes, to += K::kElements) {
-        K::decode(block, [&](int at, VecF values) __attribute__((always_inline)) { store(to + at, values); });
+// ---- elements as bfloat16, in pairs: 32 of them are looked up at once in a table of the values of their codes ----
+
+#if defined(__AVX512BF16__)
+inline VecF counted() { // 0 to 15
+    return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+// Tables of 16 values, where bit 4 of an index does not matter, and of 32.
+inline __m512i table_of(VecF values) {
+    return _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(values));
+}
+inline __m512i table_of(VecF first, VecF last) {
+    return (__m512i)_mm512_cvtne2ps_pbh(last, first);
+}
+
+inline __m512bh look_up(__m512i table, __m512i words) {
+    return (__m512bh)_mm512_permutexvar_epi16(words, table);
+}
+
+inline __m512i load_words(const uint8_t *bytes) {
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(bytes)));
+}
+
+// Indices of 32 elements, the lower nibbles first; their bits above bit 3 are not cleared.
+inline __m512i nibble_words(const uint8_t *bytes) {
+    const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(words), _mm256_srli_epi16(words, 4), 1);
+}
+
+// Indices of 5 bits, of nibbles and the elements' fifth bits.
+inline __m512i with_fifth_bits(__m512i words, __mmask32 fifth) {
+    const __m512i nibbles = _mm512_and_si512(words, _mm512_set1_epi16(15));
+    return _mm512_mask_add_epi16(nibbles, fifth, nibbles, _mm512_set1_epi16(16));
+}
+#endif
+
+// Calls sink(i, elements) for each step of Steps<W>, with the elements as multiply_add takes them. A kind may have a
+// decode_pairs that does so for bfloat16, rounding as Steps does; otherwise its floats are rounded.
+template <typename K, typename W, typename Sink>
+INFINI_ALWAYS_INLINE auto decode_pairs(const uint8_t *block, const Sink &sink, int)
+    -> decltype(K::decode_pairs(block, sink)) {
+    return K::decode_pairs(block, sink);
+}
+template <typename K, typename W, typename Sink>
+INFINI_ALWAYS_INLINE void decode_pairs(const uint8_t *block, const Sink &sink, long) {
+    VecF first{};
+    K::decode(block, [&](int at, VecF values) __attribute__((always_inline)) {
+        if (at % (2 * kLanes) == 0) {
+            first = values;
+        } else {
+            sink(at - kLanes, Steps<W>::round(first, values));
+        }
+    });
+}
+template <typename K, typename W, typename Sink>
+INFINI_ALWAYS_INLINE void decode_steps(const uint8_t *block, const Sink &sink) {
+    if constexpr (kInPairs<W>) {
+        decode_pairs<K, W>(block, sink, 0);
+    } else {
+        K::decode(block, sink);
     }
 }
 
-// Adds the products of a decoded row with kM rows of x to its sums, step by step; W is what the row is rounded to.
-template <typename W, int kM> struct RowSums {
-    using S = Steps<W>;
-    const typename S::X *x;
-    int64_t x_stride;
-    VecF (&sums)[kM];
-    VecF first{}; // of a step that takes two vectors
+template <typename K, typename W> void decode(const uint8_t *block, int64_t count, W *to) {
+    for (int64_t i = 0; i < count; ++i, block += K::kBytes, to += K::kElements) {
+        decode_steps<K, W>(block, [&](int at, auto elements) __attribute__((always_inline)) {
+            std::memcpy(to + at, &elements, sizeof elements);
+        });
+    }
+}
 
-    INFINI_ALWAYS_INLINE void operator()(int at, VecF values) {
-        if constexpr (S::kStep == kLanes) {
-            add(at, values);
-        } else if (at % S::kStep == 0) {
-            first = values;
-        } else {
-            add(at - kLanes, S::round(first, values));
+template <typename K> void decode(const linear_blocks::DecodeArgs &args) {
+    if constexpr (kInPairs<bf16>) {
+        if (args.in_pairs) {
+            return decode<K>(args.blocks, args.count, static_cast<bf16 *>(args.to));
         }
     }
-
-private:
-    template <typename Step> INFINI_ALWAYS_INLINE void add(int at, Step values) {
-#pragma GCC unroll 2
-        for (int m = 0; m < kM; ++m) {
-            sums[m] = S::multiply_add(values, S::load_x(x + m * x_stride + at), sums[m]);
-        }
-    }
-};
+    decode<K>(args.blocks, args.count, static_cast<float *>(args.to));
+}
 
 // Adds the products of kRows rows with kM rows of x to the sums, vector by vector as multiply_tile.
 template <typename K, typename W, int kRows, int kM> void dot_rows(const linear_blocks::DotArgs &args) {
+    using S = Steps<W>;
     VecF sums[kRows][kM];
     const auto each_sum = [&](const auto &body) __attribute__((always_inline)) {
 #pragma GCC unroll 4
@@ -168,7 +214,7 @@ template <typename K, typename W, int kRows, int kM> void dot_rows(const linear_
     };
     each_sum([](VecF &sum, const float *at) { sum = load(at); });
     const uint8_t *block = args.blocks;
-    const auto *x = static_cast<const typename Steps<W>::X *>(args.x);
+    const auto *x = static_cast<const typename S::X *>(args.x);
     for (int64_t i = 0; i < args.count; ++i, block += K::kBytes, x += K::kElements) {
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
@@ -177,8 +223,13 @@ template <typename K, typename W, int kRows, int kM> void dot_rows(const linear_
             for (int line = 0; line < K::kBytes; line += 64) {
                 prefetch_weight(of_row + args.ahead + line, args.far);
             }
-            RowSums<W, kM> row{x, args.x_stride, sums[r]};
-            K::decode(of_row, [&](int at, VecF values) __attribute__((always_inline)) { row(at, values); });
+            VecF(&row)[kM] = sums[r];
+            decode_steps<K, W>(of_row, [&](int at, auto elements) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+                for (int m = 0; m < kM; ++m) {
+                    row[m] = S::multiply_add(elements, S::load_x(x + m * args.x_stride + at), row[m]);
+                }
+            });
         }
     }
     each_sum([](const VecF &sum, float *at) { store(at, sum); });

@@ -118,6 +118,18 @@ struct Nf4 {
             }
         }
     }
+#if defined(__AVX512BF16__)
+    template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
+        const __m512i table = table_of(_mm512_loadu_ps(kNf4) * splat(float_at(p)));
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; ++part) {
+            // The first of a pair is in the upper half of its byte.
+            const auto pairs = (__m512i)load_codes(p + 4 + 16 * part);
+            const __m512i words = _mm512_or_si512(_mm512_srli_epi32(pairs, 4), _mm512_slli_epi32(pairs, 16));
+            sink(32 * part, look_up(table, words));
+        }
+    }
+#endif
 };
 
 } // namespace

@@ -8,6 +8,12 @@ namespace {
 
 typedef uint32_t Quarters __attribute__((vector_size(16)));
 
+inline uint32_t bits_at(const uint8_t *p) {
+    uint32_t bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return bits;
+}
+
 // Passes on 32 elements of 4-bit codes, lower nibbles first, with fifth bits where there are some.
 struct Nibbles {
     Bytes low, high;
@@ -18,8 +24,7 @@ struct Nibbles {
         high = shifted_right<4>(q, 15) - offset;
     }
     Nibbles(const uint8_t *nibbles, const uint8_t *fifth, uint8_t offset) {
-        uint32_t bits;
-        std::memcpy(&bits, fifth, sizeof bits);
+        const uint32_t bits = bits_at(fifth);
         const Bytes q = load_bytes(nibbles), all = (Bytes)(Quarters{bits, bits, bits, bits});
         low = ((q & 15) | as_bit_4(__builtin_shufflevector(all, all, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1))) -
               offset;
@@ -49,6 +54,11 @@ struct Q4_0 {
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
         Nibbles(p + 2, 8).pass(half_at(p), sink);
     }
+#if defined(__AVX512BF16__)
+    template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
+        sink(0, look_up(table_of((counted() - splat(8)) * splat(half_at(p))), nibble_words(p + 2)));
+    }
+#endif
 };
 
 struct Q4_1 {
@@ -56,6 +66,12 @@ struct Q4_1 {
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
         Nibbles(p + 4, 0).pass(half_at(p), half_at(p + 2), sink);
     }
+#if defined(__AVX512BF16__)
+    template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
+        const VecF scale = splat(half_at(p)), least = splat(half_at(p + 2));
+        sink(0, look_up(table_of(fma(counted(), scale, least)), nibble_words(p + 4)));
+    }
+#endif
 };
 
 struct Q5_0 {
@@ -63,6 +79,13 @@ struct Q5_0 {
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
         Nibbles(p + 6, p + 2, 16).pass(half_at(p), sink);
     }
+#if defined(__AVX512BF16__)
+    template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
+        const VecF scale = splat(half_at(p));
+        const __m512i table = table_of((counted() - splat(16)) * scale, counted() * scale);
+        sink(0, look_up(table, with_fifth_bits(nibble_words(p + 6), bits_at(p + 2))));
+    }
+#endif
 };
 
 struct Q5_1 {
@@ -70,6 +93,13 @@ struct Q5_1 {
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
         Nibbles(p + 8, p + 4, 0).pass(half_at(p), half_at(p + 2), sink);
     }
+#if defined(__AVX512BF16__)
+    template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
+        const VecF scale = splat(half_at(p)), least = splat(half_at(p + 2));
+        const __m512i table = table_of(fma(counted(), scale, least), fma(counted() + splat(16), scale, least));
+        sink(0, look_up(table, with_fifth_bits(nibble_words(p + 8), bits_at(p + 4))));
+    }
+#endif
 };
 
 struct Q8_0 {
@@ -86,22 +116,34 @@ struct Q8_0 {
 
 // The scales and the negative minima of the eight sub-blocks of Q4_K and Q5_K: six bits each, times a factor of the block.
 struct SixBits {
-    float scales[8], shifts[8];
+    alignas(64) float scales[16]; // then the negative minima
 
     INFINI_ALWAYS_INLINE explicit SixBits(const uint8_t *block) {
         uint32_t s[3];
         std::memcpy(s, block + 4, sizeof s);
         const Quarters six = {s[0] & 0x3f3f3f3f, (s[2] & 0x0f0f0f0f) | (s[0] >> 2 & 0x30303030), // scales
                               s[1] & 0x3f3f3f3f, (s[2] >> 4 & 0x0f0f0f0f) | (s[1] >> 2 & 0x30303030)};
-        float all[16];
-        multiples((Bytes)six, 1.0f, all);
-        const float d = half_at(block), least = -half_at(block + 2);
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j) {
-            scales[j] = d * all[j];
-            shifts[j] = least * all[8 + j];
+        const VecF d = splat(half_at(block)), least = splat(-half_at(block + 2));
+        VecF all[kVectors];
+        widen((Bytes)six, all);
+#if defined(__AVX512F__)
+        store(scales, all[0] * _mm512_mask_blend_ps(0xff00, d, least));
+#else
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+            store(scales + v * kLanes, all[v] * (v < kVectors / 2 ? d : least));
         }
+#endif
     }
+    INFINI_ALWAYS_INLINE float scale(int j) const { return scales[j]; }
+    INFINI_ALWAYS_INLINE float shift(int j) const { return scales[8 + j]; }
+
+#if defined(__AVX512BF16__)
+    // The values of the 16 codes from `first` on, in sub-block j.
+    INFINI_ALWAYS_INLINE VecF values(int j, float first = 0) const {
+        return fma(counted() + splat(first), splat(scale(j)), splat(shift(j)));
+    }
+#endif
 };
 
 // Elements are passed on in their order, in which products are summed.
@@ -114,15 +156,27 @@ struct Q4_K {
             const Bytes q[2] = {load_bytes(p + 16 + 16 * j), load_bytes(p + 32 + 16 * j)};
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
-                shifted(q[half] & 15, parts.scales[j], parts.shifts[j], 32 * j + 16 * half, sink);
+                shifted(q[half] & 15, parts.scale(j), parts.shift(j), 32 * j + 16 * half, sink);
             }
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
-                shifted(shifted_right<4>(q[half], 15), parts.scales[j + 1], parts.shifts[j + 1],
-                        32 * (j + 1) + 16 * half, sink);
+                shifted(shifted_right<4>(q[half], 15), parts.scale(j + 1), parts.shift(j + 1), 32 * (j + 1) + 16 * half,
+                        sink);
             }
         }
     }
+#if defined(__AVX512BF16__)
+    template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
+        const SixBits parts(p);
+#pragma GCC unroll 4
+        for (int j = 0; j < 8; j += 2) {
+            // Two tables in one: bit 4 of an index is that of the sub-block.
+            const __m512i table = table_of(parts.values(j), parts.values(j + 1)), q = load_words(p + 16 + 16 * j);
+            sink(32 * j, look_up(table, _mm512_and_si512(q, _mm512_set1_epi16(15))));
+            sink(32 * j + 32, look_up(table, _mm512_or_si512(_mm512_srli_epi16(q, 4), _mm512_set1_epi16(16))));
+        }
+    }
+#endif
 };
 
 struct Q5_K {
@@ -138,6 +192,18 @@ struct Q5_K {
         part<6>(p, parts, sink);
         part<7>(p, parts, sink);
     }
+#if defined(__AVX512BF16__)
+    template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
+        const SixBits parts(p);
+        const __m256i fifth = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 16));
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) {
+            const __m512i pairs = load_words(p + 48 + 32 * (j / 2)), q = j % 2 ? _mm512_srli_epi16(pairs, 4) : pairs;
+            const __mmask32 bits = _mm256_test_epi8_mask(fifth, _mm256_set1_epi8(static_cast<char>(1 << j)));
+            sink(32 * j, look_up(table_of(parts.values(j), parts.values(j, 16)), with_fifth_bits(q, bits)));
+        }
+    }
+#endif
 
 private:
     // Sub-block kJ; its fifth bits are bit kJ of 32 bytes.
@@ -153,7 +219,7 @@ private:
             } else {
                 bit = shifted_right<kJ - 4>(fifth, 16);
             }
-            shifted(q | bit, parts.scales[kJ], parts.shifts[kJ], 32 * kJ + 16 * half, sink);
+            shifted(q | bit, parts.scale(kJ), parts.shift(kJ), 32 * kJ + 16 * half, sink);
         }
     }
 };
@@ -192,6 +258,15 @@ INFINI_ALWAYS_INLINE void levels(const uint8_t *p, Bytes table, float scale, con
     scaled(look_up(table, shifted_right<4>(q, 15)), scale, 16, sink);
 }
 
+#if defined(__AVX512BF16__)
+template <typename Sink>
+INFINI_ALWAYS_INLINE void level_pairs(const uint8_t *p, Bytes table, float scale, const Sink &sink) {
+    VecF values[1];
+    widen(table, values);
+    sink(0, look_up(table_of(values[0] * splat(scale)), nibble_words(p)));
+}
+#endif
+
 constexpr Bytes bytes_of(const int (&values)[16]) {
     Bytes bytes = {};
     for (int i = 0; i < 16; ++i) {
@@ -203,18 +278,36 @@ constexpr Bytes bytes_of(const int (&values)[16]) {
 struct Iq4Nl {
     static constexpr int kElements = 32, kBytes = 18;
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
-        const Bytes table = bytes_of({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113});
-        levels(p + 2, table, half_at(p), sink);
+        levels(p + 2, table(), half_at(p), sink);
+    }
+#if defined(__AVX512BF16__)
+    template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
+        level_pairs(p + 2, table(), half_at(p), sink);
+    }
+#endif
+
+private:
+    static Bytes table() {
+        return bytes_of({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113});
     }
 };
 
 struct Mxfp4 {
     static constexpr int kElements = 32, kBytes = 17;
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
-        const Bytes doubled = bytes_of({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12});
-        // 2 ** (e - 128), half of the scale
-        const float half = float_of(*p < 2 ? 0x00200000u << *p : static_cast<uint32_t>(*p - 1) << 23);
-        levels(p + 1, doubled, half, sink);
+        levels(p + 1, doubled(), half_of_scale(*p), sink);
+    }
+#if defined(__AVX512BF16__)
+    template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
+        level_pairs(p + 1, doubled(), half_of_scale(*p), sink);
+    }
+#endif
+
+private:
+    static Bytes doubled() { return bytes_of({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}); }
+    // 2 ** (e - 128)
+    static float half_of_scale(uint8_t e) {
+        return float_of(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);
     }
 };
 

@@ -12,7 +12,8 @@ namespace infini::linear_blocks {
 struct DecodeArgs {
     const uint8_t *blocks; // adjacent, at any address
     int64_t count;
-    float *to; // count * elements
+    void *to;      // count * elements, float or bfloat16
+    bool in_pairs; // bfloat16, denormals flushed: at levels that multiply it in pairs
 };
 
 // Up to kDotX rows of x are multiplied by kDotRows rows of blocks while these are decoded.

@@ -87,19 +87,14 @@ void multiply_group(int64_t m, int64_t rows, const W *w, const typename Steps<W>
 // Decodes blocks to elements of type W, rounded once.
 template <typename W> void decode_to(const Kind &kind, const uint8_t *from, int64_t columns, W *to) {
     if constexpr (std::is_same_v<W, float>) {
-        kind.decode({}, {from, columns / kind.elements, to});
+        kind.decode({}, {from, columns / kind.elements, to, false});
+    } else if constexpr (kInPairs<W>) {
+        kind.decode({}, {from, columns / kind.elements, to, true});
     } else {
         alignas(64) float part[kColumns];
-        kind.decode({}, {from, columns / kind.elements, part});
-        if constexpr (kInPairs<W>) {
-            for (int64_t i = 0; i < columns; i += Steps<W>::kStep) {
-                const auto rounded = Steps<W>::round(load(part + i), load(part + i + kLanes));
-                std::memcpy(to + i, &rounded, sizeof rounded);
-            }
-        } else {
-            for (int64_t i = 0; i < columns; i += kLanes) {
-                store(to + i, load(part + i));
-            }
+        kind.decode({}, {from, columns / kind.elements, part, false});
+        for (int64_t i = 0; i < columns; i += kLanes) {
+            store(to + i, load(part + i));
         }
     }
 }

@@ -14,6 +14,7 @@ from ..weight import (
     Expected,
     LinearWeight,
     StoredFormat,
+    Target,
     by_group,
     columns_in,
     dense_weight,
@@ -62,11 +63,11 @@ class AWQ(StoredFormat):
         z = nibbles(tensors["qzeros"][:, words], _AWQ_ORDER)[:, :count].t()
         return (q - by_group(z, k)) * by_group(tensors["scales"][:, first : first + count].t(), k)
 
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
         if not int4_group(k // groups_of(k, self.group_size)):
-            return dense_weight(self, tensors, n, k, dtype)
+            return dense_weight(self, tensors, n, k, target.dtype)
         packed = pack_nibbles(nibbles(tensors["qweight"], _AWQ_ORDER).t()).contiguous()
-        return int4_weight(packed, tensors["scales"].t(), nibbles(tensors["qzeros"], _AWQ_ORDER).t(), dtype)
+        return int4_weight(packed, tensors["scales"].t(), nibbles(tensors["qzeros"], _AWQ_ORDER).t(), target.dtype)
 
 
 def _parse(fields: Fields) -> Callable[[str], StoredFormat]:

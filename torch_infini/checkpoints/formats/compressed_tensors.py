@@ -20,6 +20,7 @@ from ..weight import (
     Expected,
     LinearWeight,
     StoredFormat,
+    Target,
     by_group,
     by_row,
     columns_in,
@@ -110,20 +111,20 @@ class PackQuantized(StoredFormat):
             return (q - z.double()[:, index]) * scales.double()[:, index]
         return (q - by_group(z, k)) * by_group(scales, k)
 
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
         groups, packed, scales = groups_of(k, self.group_size), tensors["weight_packed"], tensors["weight_scale"]
         if self.bits == 8 and groups == 1 and self.symmetric:
             return LinearWeight("int8", signed(packed.view(torch.uint8)), scales[:, 0].float())
         if self.bits != 4 or not int4_group(k // groups):
-            return dense_weight(self, tensors, n, k, dtype)
+            return dense_weight(self, tensors, n, k, target.dtype)
         integers, columns = packed.view(torch.uint8), None
         if self.act_order:
             index = tensors["weight_g_idx"].long()
             if not torch.equal(index.bincount(minlength=groups), torch.full((groups,), k // groups)):
-                return dense_weight(self, tensors, n, k, dtype)
+                return dense_weight(self, tensors, n, k, target.dtype)
             columns = index.argsort(stable=True)
             integers = pack_nibbles(nibbles(packed)[:, columns])
-        return int4_weight(integers, scales, self._zero_points(tensors, n), dtype, columns)
+        return int4_weight(integers, scales, self._zero_points(tensors, n), target.dtype, columns)
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,9 @@ class IntQuantized(StoredFormat):
             q = q - by_group(by_row(tensors["weight_zero_point"], n)[rows], k)
         return q * by_group(scales, k)
 
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
         if groups_of(k, self.group_size) > 1 or not self.symmetric:
-            return dense_weight(self, tensors, n, k, dtype)
+            return dense_weight(self, tensors, n, k, target.dtype)
         scales = by_row(tensors["weight_scale"], n)[:, 0].float().contiguous()
         return LinearWeight("int8", tensors["weight"], scales)
 

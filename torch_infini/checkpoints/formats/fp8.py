@@ -19,11 +19,11 @@ from ..weight import (
     Expected,
     LinearWeight,
     StoredFormat,
+    Target,
     by_row,
     columns_in,
     dense_weight,
     rows_in,
-    takes_blocks,
 )
 
 KIND = KINDS["fp8"]
@@ -68,10 +68,10 @@ class Float8(StoredFormat):
         row = torch.arange(n)[rows] // height
         return q * scales[row].repeat_interleave(width, 1)[:, :k]
 
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
         height, width = (1, k) if self.block is None else self.block
-        if k % KIND.elements or width % KIND.elements or not takes_blocks(dtype):
-            return dense_weight(self, tensors, n, k, dtype)
+        if k % KIND.elements or width % KIND.elements or not target.takes_blocks:
+            return dense_weight(self, tensors, n, k, target.dtype)
         scales = tensors[self.scales].float()
         if self.block is None:
             scales = by_row(scales, n)

@@ -15,6 +15,7 @@ from ..weight import (
     Expected,
     LinearWeight,
     StoredFormat,
+    Target,
     columns_in,
     dense_weight,
     groups_of,
@@ -112,26 +113,26 @@ class GPTQ(StoredFormat):
         z = self._zero_points(tensors, first, count).t().double()[:, index]
         return (q - z) * tensors["scales"][:, first : first + count].t().double()[:, index]
 
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
         groups = groups_of(k, self.group_size)
         scales = tensors["scales"].t()
         if self.bits == 8 and groups == 1 and self.symmetric:
             integers = tensors["qweight"].t().contiguous().view(torch.uint8)
             return LinearWeight("int8", signed(integers), scales[:, 0].float())
         if self.bits != 4 or not int4_group(k // groups):
-            return dense_weight(self, tensors, n, k, dtype)
+            return dense_weight(self, tensors, n, k, target.dtype)
         columns = None
         if self.act_order:
             index = tensors["g_idx"].long()
             if not torch.equal(index.bincount(minlength=groups), torch.full((groups,), k // groups)):
-                return dense_weight(self, tensors, n, k, dtype)  # groups of unequal sizes
+                return dense_weight(self, tensors, n, k, target.dtype)  # groups of unequal sizes
             columns = index.argsort(stable=True)
             columns = None if torch.equal(columns, torch.arange(k)) else columns
         packed = tensors["qweight"].t().contiguous().view(torch.uint8)
         if columns is not None:
             packed = pack_nibbles(nibbles(packed.view(torch.int32))[:, columns])
         z = None if self.symmetric else self._zero_points(tensors, 0, n).t()
-        return int4_weight(packed, scales, z, dtype, columns)
+        return int4_weight(packed, scales, z, target.dtype, columns)
 
 
 def _parse(fields: Fields) -> Callable[[str], StoredFormat]:

@@ -17,12 +17,12 @@ from ..weight import (
     Expected,
     LinearWeight,
     StoredFormat,
+    Target,
     by_group,
     columns_in,
     dense_weight,
     groups_of,
     rows_in,
-    takes_blocks,
 )
 
 KIND = KINDS["mxfp4"]
@@ -57,9 +57,9 @@ class MXFP4(StoredFormat):
         q = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
         return fp4(q) * by_group(power_of_two(exponents), k)
 
-    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
-        if not takes_blocks(dtype):
-            return dense_weight(self, tensors, n, k, dtype)
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
+        if not target.takes_blocks:
+            return dense_weight(self, tensors, n, k, target.dtype)
         blocks = torch.empty(n, k // 32, KIND.bytes, dtype=torch.uint8)
         blocks[..., 0] = tensors["weight_scale"]
         # Here a byte has two neighbours, in GGML's blocks the elements i and i + 16.

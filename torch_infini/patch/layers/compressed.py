@@ -5,13 +5,13 @@ The model's first forward would make every layer dense; quantized layers here co
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...checkpoints import QuantizedLayer, TensorInfo, layers_of
+from ...checkpoints import QuantizedLayer, Target, TensorInfo, layers_of
 from .quantized_linear import install_weight
 
 _HOOK = "ct_decompress_hook"  # of compressed-tensors: decompresses the model at its first forward
@@ -68,8 +68,9 @@ def take_over(model: nn.Module, layers: dict[str, QuantizedLayer]) -> list[str]:
     for name, layer in layers.items():
         module = modules[name]
         assert isinstance(module, nn.Linear)
-        weight = layer.format.weight(tensors.pop(name), layer.n, layer.k, dtype)
-        weight = weight._replace(activations="int8" if layer.format.quantizes_x else "own")
+        activations: Literal["own", "int8"] = "int8" if layer.format.quantizes_x else "own"
+        target = Target.of(dtype, next(module.parameters()).device, activations)
+        weight = layer.format.weight(tensors.pop(name), layer.n, layer.k, target)._replace(activations=activations)
         for last in [last for last in module._parameters if last != "bias"]:
             del module._parameters[last]
         for attribute in _OWN:
