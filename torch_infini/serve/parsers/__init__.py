@@ -1,0 +1,29 @@
+"""Parsers of generated text: tool calls and reasoning, in the forms that chat templates teach models.
+
+OutputParser reads an answer, forms/ has a file for each form. To add a form, add a file there with a subclass of Form.
+"""
+
+from .events import CallBegin, CallDelta, CallEnd, Content, Event, Reasoning
+from .form import Form, Tools, form_of, forms, thinking_of, thinkings
+from .output import OutputParser
+from .scanner import Scanner, Steps
+from .thinking import Thinking
+
+__all__ = [
+    "CallBegin",
+    "CallDelta",
+    "CallEnd",
+    "Content",
+    "Event",
+    "Form",
+    "OutputParser",
+    "Reasoning",
+    "Scanner",
+    "Steps",
+    "Thinking",
+    "Tools",
+    "form_of",
+    "forms",
+    "thinking_of",
+    "thinkings",
+]

@@ -1,0 +1,1 @@
+"""The forms of tool calls and reasoning, one file each; ../form.py finds them."""

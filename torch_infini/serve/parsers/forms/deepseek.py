@@ -1,0 +1,58 @@
+"""Calls of DeepSeek V3 and R1, function<｜tool▁sep｜>NAME and arguments in a fence, and of V3.1, without these two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..form import Form, Tools
+from ..grammar import Lark
+from ..output import OutputParser
+from ..scanner import Steps
+
+CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEPARATOR, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+FENCE = "```"
+
+
+class DeepSeek(Form):
+    name = "deepseek"
+    markers = (CALLS, SEPARATOR)
+
+    def parse(self, output: OutputParser) -> Steps[None]:
+        while marker := (yield from output.content_until(CALLS, CALL)):
+            if marker == CALLS:
+                yield from output.scanner.spaces()
+            has_call = marker == CALL or (yield from output.scanner.literal(CALL))
+            if has_call and (yield from self._call(output)):
+                yield from output.close(END_CALL, END_CALLS)
+            else:
+                output.reject()
+
+    def _call(self, output: OutputParser) -> Steps[bool]:
+        """Read a call after its marker; return whether it has begun."""
+        scanner = output.scanner
+        found = yield from scanner.before(SEPARATOR)
+        name = found[0].strip() if found else ""
+        yield from scanner.spaces()
+        has_type = name == "function" and (yield from scanner.peek(1)) != "{"
+        if has_type:
+            line = yield from scanner.before("\n")
+            name = line[0].strip() if line else ""
+            yield from scanner.spaces()
+            yield from scanner.literal(f"{FENCE}json")
+        if not (yield from output.arguments(name)):
+            return False
+        if has_type:
+            yield from output.close(FENCE)
+        return True
+
+    def grammar(self, tools: Tools, parallel: bool, tokens: Mapping[str, int]) -> str:
+        lark = Lark(tokens)
+        has_type = f"{FENCE}json" in self.template
+        calls = []
+        for name, schema in tools.items():
+            head = f"function{SEPARATOR}{name}\n{FENCE}json\n" if has_type else f"{name}{SEPARATOR}"
+            end = f"\n{FENCE}{END_CALL}" if has_type else END_CALL
+            calls.append(f"{lark.literal(CALL + head)} {lark.json_object(schema)} {lark.literal(end)}")
+        several = lark.several(lark.choice(calls), "\n" if has_type else "", parallel)
+        return lark.source(f"{lark.literal(CALLS)} {several} {lark.literal(END_CALLS)}")
