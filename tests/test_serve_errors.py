@@ -201,7 +201,7 @@ BAD: list[tuple[tuple[str, Any], str | None]] = [
     (chat(logprobs=3), "logprobs"),
     (chat(top_logprobs=3), "logprobs"),
     (chat(logprobs=True, top_logprobs=21), "top_logprobs"),
-    (chat(tools=[{"type": "function"}]), "tools"),
+    (chat(tools=[{"type": "function"}]), "tools[0].function"),
     (chat(tool_choice="required"), "tool_choice"),
     (chat(functions=[{}]), "functions"),
     (chat(response_format={"type": "json_object"}), "response_format"),

@@ -44,6 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="names of the model (default: its folder's, or that of the hub)",
     )
     parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the tokenizer's")
+    parser.add_argument(
+        "--tool-parser",
+        metavar="NAME",
+        help="the form of the model's tool calls (default: auto, that of the chat template; none: no tools)",
+    )
+    parser.add_argument(
+        "--reasoning-parser",
+        metavar="NAME",
+        help="how the model marks its reasoning (default: auto, as the chat template does; none: it is content)",
+    )
     parser.add_argument("--max-queue", type=int, metavar="N", help="samples that may wait (default: 256)")
     parser.add_argument("--max-body", type=int, metavar="BYTES", help="of a request (default: 4 MiB)")
     parser.add_argument(
@@ -106,6 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         "max_connections": arguments.max_connections,
         "receive_timeout": arguments.receive_timeout,
         "drain": arguments.drain,
+        "tool_parser": arguments.tool_parser,
+        "reasoning_parser": arguments.reasoning_parser,
     }
     template = None
     try:

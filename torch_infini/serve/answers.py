@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..engine import CompletionOutput, RequestOutput, TokenLogprobs
+from .parsers import CallBegin, CallDelta, Content, Event, OutputParser, Reasoning
+from .reading import Reading
 from .token_texts import TokenTexts
 
 MIN_LOGPROB = -9999.0  # replaces log-probability -infinity, as in OpenAI's API: JSON has no infinity
@@ -58,7 +60,7 @@ class Answer:
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the answer that is not streamed."""
         choices = [self._choice(part) for part in full_choices(outputs)]
-        return {**self._head, "object": self.WHOLE, "choices": choices, "usage": usage_of(outputs)}
+        return {**self._head, "object": self.WHOLE, "choices": choices, "usage": self.usage(outputs)}
 
     def chunks(self, part: ChoiceDelta, include_usage: bool) -> Iterator[dict[str, Any]]:
         """Yield the chunks of a streamed answer; with include_usage their usage is null, as the last chunk has it."""
@@ -68,7 +70,11 @@ class Answer:
 
     def usage_chunk(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         """Return the last chunk, which has the usage and no choices."""
-        return {**self._head, "object": self.CHUNK, "choices": [], "usage": usage_of(outputs)}
+        return {**self._head, "object": self.CHUNK, "choices": [], "usage": self.usage(outputs)}
+
+    def usage(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
+        """Return the numbers of tokens."""
+        return usage_of(outputs)
 
     def text_of(self, token: int) -> str:
         """Return a token's text; token_id:N if there is no tokenizer."""
@@ -82,17 +88,43 @@ class Answer:
 
 
 class ChatAnswer(Answer):
-    """The answer of /v1/chat/completions."""
+    """The answer of /v1/chat/completions.
+
+    Args:
+        model, texts, fingerprint: As of Answer.
+        reading: How texts are read.
+    """
 
     PREFIX, WHOLE, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(
+        self, model: str, texts: TokenTexts | None, fingerprint: str | None = None, reading: Reading | None = None
+    ) -> None:
+        super().__init__(model, texts, fingerprint)
+        self._reading = Reading() if reading is None else reading
+        # By choice: what reads it, and log-probabilities whose tokens have no text in a chunk yet.
+        self._parsers: dict[int, OutputParser] = {}
+        self._pending: dict[int, list[dict[str, Any]]] = {}
+
+    def usage(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
+        """Return the numbers of tokens, with those of the reasoning where it is told apart."""
+        outputs = list(outputs)
+        usage = usage_of(outputs)
+        if self._reading.thinking is not None and self._texts is not None:
+            tokens = [completion.token_ids for output in outputs for completion in output.outputs]
+            number = sum(self._reading.reasoning_tokens(one, self._texts) for one in tokens)
+            usage["completion_tokens_details"] = {"reasoning_tokens": number}
+        return usage
+
     def _choice(self, part: ChoiceDelta) -> dict[str, Any]:
-        message = {"role": "assistant", "content": part.text, "refusal": None}
+        parser = self._reading.parser()
+        message = message_of([*parser.feed(part.text), *parser.finish()])
+        logprobs = self._logprobs(part)
         return {
             "index": part.choice,
             "message": message,
-            "logprobs": self._logprobs(part),
-            "finish_reason": part.finish,
+            "logprobs": None if logprobs is None else {"content": logprobs, "refusal": None},
+            "finish_reason": finish_of(part, parser),
         }
 
     def _deltas(self, part: ChoiceDelta) -> Iterator[dict[str, Any]]:
@@ -100,29 +132,75 @@ class ChatAnswer(Answer):
 
         All of them are sent together: a role that was sent earlier would be measured as the first token.
         """
+        parser = self._parsers.setdefault(part.choice, self._reading.parser())
+        events = parser.feed(part.text)
+        events += parser.finish() if part.finish is not None else []
+        logprobs = self._logprobs(part)
+        if logprobs is not None:
+            logprobs = self._pending.pop(part.choice, []) + logprobs
 
-        def choice(delta: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
-            return {"index": part.choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        def choice(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+            nonlocal logprobs
+            sent, logprobs = logprobs or None, None if logprobs is None else []
+            shown = None if sent is None else {"content": sent, "refusal": None}
+            return {"index": part.choice, "delta": delta, "logprobs": shown, "finish_reason": finish}
 
         if part.is_first:
-            yield choice({"role": "assistant", "content": "", "refusal": None})
-        if part.text or part.logprobs:
-            yield choice({"content": part.text}, self._logprobs(part))
+            role = {"role": "assistant", "content": "", "refusal": None}
+            yield {"index": part.choice, "delta": role, "logprobs": None, "finish_reason": None}
+        for delta in filter(None, map(delta_of, events)):
+            yield choice(delta)
         if part.finish is not None:
-            yield choice({}, finish=part.finish)
+            yield choice({}, finish_of(part, parser))
+        elif logprobs:
+            self._pending[part.choice] = logprobs
 
-    def _logprobs(self, part: ChoiceDelta) -> dict[str, Any] | None:
+    def _logprobs(self, part: ChoiceDelta) -> list[dict[str, Any]] | None:
         if part.logprobs is None:
             return None
-        content = [
+        return [
             {**self._entry(one.token, one.logprob), "top_logprobs": [self._entry(*other) for other in one.top]}
             for one in part.logprobs
         ]
-        return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         data = None if self._texts is None else list(self._texts.bytes_of(token))
         return {"token": self.text_of(token), "logprob": max(logprob, MIN_LOGPROB), "bytes": data}
+
+
+def message_of(events: Sequence[Event]) -> dict[str, Any]:
+    """Return an answer's message; content is null where there is none beside reasoning or calls."""
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+    calls = [call_of(event) for event in events if isinstance(event, CallBegin)]
+    for event in events:
+        if isinstance(event, CallDelta):
+            calls[event.call]["function"]["arguments"] += event.arguments
+    more = {"reasoning_content": reasoning, "tool_calls": calls}
+    shown = {name: value for name, value in more.items() if value}
+    return {"role": "assistant", "content": content or (None if shown else ""), "refusal": None, **shown}
+
+
+def call_of(begin: CallBegin) -> dict[str, Any]:
+    return {"id": begin.id, "type": "function", "function": {"name": begin.name, "arguments": ""}}
+
+
+def delta_of(event: Event) -> dict[str, Any] | None:
+    """Return the delta of a chunk; None for the end of a call, which has none."""
+    if isinstance(event, Content):
+        return {"content": event.text}
+    if isinstance(event, Reasoning):
+        return {"reasoning_content": event.text}
+    if isinstance(event, CallBegin):
+        return {"tool_calls": [{"index": event.call, **call_of(event)}]}
+    if isinstance(event, CallDelta):
+        return {"tool_calls": [{"index": event.call, "function": {"arguments": event.arguments}}]}
+    return None
+
+
+def finish_of(part: ChoiceDelta, parser: OutputParser) -> str | None:
+    """Return why a choice ended: an answer with calls that was not cut off waits for the tools."""
+    return "tool_calls" if part.finish == "stop" and parser.num_calls else part.finish
 
 
 class CompletionAnswer(Answer):

@@ -1,51 +1,23 @@
 """The bodies of requests, as pydantic models. Types are strict: "1" is not a number, and true is not an integer.
 
-A field is supported, or has no effect on the answer (WITHOUT_EFFECT), or must have a neutral value (NEUTRAL).
+fields.py says what happens to fields that are not here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, Field
 
 from ..engine import SamplingParams
 from .errors import ApiError, bad_request, shown
+from .fields import Body, check_utf8, validator
+from .tool_schemas import MAX_TOOLS, Calls, Tool, ToolChoice, check_choice, check_tools
 
 MAX_STOPS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, MAX_SAMPLES = 64, 1024, 20, 128
 LARGEST = 2**63 - 1
-
-# Fields without effect on the answer, whatever their value.
-WITHOUT_EFFECT = {
-    "metadata",
-    "parallel_tool_calls",  # there are no tool calls
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-}
-# Fields that must be null or have one of these values, which request no feature.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "include_obfuscation": (False,),
-    "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "annotations": ([],),
-}
 
 # Arguments of apply_chat_template itself, which are not variables of the template.
 RESERVED = frozenset(
@@ -55,36 +27,6 @@ RESERVED = frozenset(
 )
 
 Message = dict[str, Any]
-
-
-def checked(rule: str, check: Callable[[Any], Any], value: Any) -> Any:
-    """Return check(value); if it raises, raise the ValueError that pydantic expects, with this rule."""
-    try:
-        return check(value)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        # A message that the check wrote itself begins with "must".
-        given = str(error)
-        raise ValueError(f"{given if given.startswith('must ') else rule}, got {shown(value)}") from None
-
-
-def validator(form: Any, rule: str, check: Callable[[Any], Any]) -> PlainValidator:
-    """Make the validator of a field that has several forms.
-
-    Args:
-        form: The type of the field in a body, for the schema.
-        rule: The rule in the error message.
-        check: Converts the value; raises TypeError, or a ValueError whose message replaces the rule, to reject it.
-    """
-    return PlainValidator(partial(checked, rule, check), json_schema_input_type=form)
-
-
-def check_utf8(text: str) -> str:
-    """Return the text; ValueError if it has a lone surrogate, which JSON can contain and UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("must be text that UTF-8 can encode, without lone surrogates") from error
-    return text
 
 
 def is_integer(value: Any) -> bool:
@@ -147,21 +89,6 @@ def text_of(value: Any) -> str | None:
     return "\n".join(check_utf8(part["text"]) for part in value)
 
 
-def calls_of(value: Any) -> list[dict[str, Any]]:
-    """Return an assistant's tool calls as chat templates take them, with arguments as objects; empty for null."""
-    calls = []
-    for call in value or []:
-        function = call["function"]
-        if call.get("type", "function") != "function" or not isinstance(function["name"], str):
-            raise TypeError
-        arguments = json.loads(function.get("arguments") or "{}")
-        if not isinstance(arguments, dict) or not isinstance(call.get("id", ""), str):
-            raise TypeError
-        calls.append({**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
-    check_utf8(json.dumps(calls, ensure_ascii=False))
-    return calls
-
-
 Prompts = Annotated[
     list[str | list[int]],
     validator(
@@ -186,34 +113,6 @@ Content = Annotated[
         text_of,
     ),
 ]
-Calls = Annotated[
-    list[dict[str, Any]],
-    validator(
-        list[dict[str, Any]] | None,
-        'must be a list of {"id", "type": "function", "function": {"name", "arguments"}}, arguments an object in JSON',
-        calls_of,
-    ),
-]
-
-
-class Body(BaseModel):
-    """A body, or an object within a body."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    def reject_unsupported(self, within: str = "") -> None:
-        """Raise ApiError for an unknown field, and for an unsupported one unless its value is neutral."""
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name in WITHOUT_EFFECT:
-                continue
-            if name not in NEUTRAL:
-                unknown = f"{within}{shown(name)[1:-1]} must be a field of this request, got an unknown one"
-                raise ApiError(400, unknown, within + name)
-            neutral = NEUTRAL[name]
-            if not any(type(value) is type(one) and value == one for one in neutral):
-                allowed = " or ".join(["null", *map(repr, neutral)])
-                refused = f"{within}{name} must be {allowed} (more is not supported), got {shown(value)}"
-                raise ApiError(400, refused, within + name)
 
 
 class StreamOptions(Body):
@@ -227,12 +126,19 @@ class ChatMessage(Body):
     content: Content = None
     name: str | None = None
     refusal: str | None = None
+    reasoning_content: Annotated[str, AfterValidator(check_utf8)] | None = None
+    reasoning: Annotated[str, AfterValidator(check_utf8)] | None = None  # what newer servers call reasoning_content
     tool_calls: Calls = []
     tool_call_id: str | None = None
 
     def plain(self) -> Message:
         """Return the message for the chat template, with role system for developer."""
-        more: Message = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
+        more: Message = {
+            "name": self.name,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+            "tool_calls": self.tool_calls,
+            "tool_call_id": self.tool_call_id,
+        }
         content = self.refusal or "" if self.content is None else self.content
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **{name: value for name, value in more.items() if value}}
@@ -243,7 +149,8 @@ class ChatMessage(Body):
             raise ApiError(
                 400, f"{within}content must be a text or a list of parts of text, got null", f"{within}content"
             )
-        for name, role in (("refusal", "assistant"), ("tool_calls", "assistant"), ("tool_call_id", "tool")):
+        assistants = ("refusal", "reasoning_content", "reasoning", "tool_calls")
+        for name, role in (*((name, "assistant") for name in assistants), ("tool_call_id", "tool")):
             value = getattr(self, name)
             if value and self.role != role:
                 refused = f"{within}{name} must be null where role is not {role}, got {shown(value)}"
@@ -338,6 +245,9 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool | None = None
 
     @property
     def top(self) -> int | None:
@@ -354,11 +264,15 @@ class ChatBody(SamplingBody):
             raise ApiError(400, f"max_tokens must be {other}, got {self.max_tokens}", "max_tokens")
         return "max_completion_tokens", self.max_completion_tokens
 
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
     def reject_unsupported(self, within: str = "") -> None:
-        extra = self.model_extra
-        if extra is not None and extra.get("tool_choice") == "none":
-            extra.pop("tools", None)  # they must not be called
         super().reject_unsupported(within)
+        check_tools(self.tools or [])
+        check_choice(self.tool_choice, self.tools or [])
 
     def template_arguments(self) -> dict[str, Any]:
         """Return the chat template's variables besides the messages; ApiError for a reserved name."""
@@ -371,6 +285,8 @@ class ChatBody(SamplingBody):
             check_utf8(json.dumps(given, ensure_ascii=False))
         except ValueError as error:
             raise ApiError(400, f"chat_template_kwargs {error}", "chat_template_kwargs") from None
+        if self.offered:
+            given["tools"] = [tool.plain() for tool in self.offered]
         return given if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort, **given}
 
     def conversation(self) -> list[Message]:

@@ -17,9 +17,11 @@ from ..engine import AsyncLLM, LoRARequest, SamplingParams
 from .errors import ApiError, bad_request, shown
 from .generation import Generation
 from .metrics import ServerMetrics
+from .reading import Reading, reading_of
 from .schemas import Message
 from .settings import ServeSettings
 from .token_texts import TokenTexts
+from .tool_schemas import Choice, Tool
 
 T = TypeVar("T")
 ENGINE_DEAD = "the engine has failed; the server's log has the cause"
@@ -169,6 +171,23 @@ class Service:
             failure = bad_request(error)
             failure.param = "messages"
             raise failure from None
+
+    def reading(self, tools: Sequence[Tool], choice: Choice, parallel: bool) -> Reading:
+        """Return how the answers of a chat are read.
+
+        Args:
+            tools: The tools that the model may call.
+            choice: The request's tool_choice.
+            parallel: Whether an answer may have several calls.
+
+        Raises:
+            ApiError: If calls cannot be read, or not be required.
+        """
+        if choice not in ("none", "auto"):
+            raise ApiError(400, "tool_choice must be none or auto (more is not supported), got another", "tool_choice")
+        settings = self.settings
+        tokenizer = self.llm.engine.tokenizer
+        return reading_of(tokenizer, tools, parallel, settings.tool_parser, settings.reasoning_parser)
 
     def admit(self, prompts: int, params: SamplingParams, param: str) -> None:
         """Check that a request of this many prompts can be admitted, before they are tokenized.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine import LoRARequest, SamplingParams
+from .parsers import forms, thinkings
 
 _NAME = "torch_infini.serve.ServeSettings"
 MAX_QUEUE, MAX_BODY, DRAIN = 256, 4 << 20, 30.0
@@ -33,6 +34,10 @@ class ServeSettings:
             generation_config.json. A max_tokens here is lowered to what the context leaves, unlike one of a request.
         adapters: LoRA adapters that requests may give by name as `model`; the engine needs enable_lora and as many
             slots (max_loras).
+        tool_parser: The form of the model's tool calls: a name of parsers.forms(), "auto" for the chat template's, or
+            "none" to reject tools.
+        reasoning_parser: How the model marks its reasoning: a name of parsers.thinkings(), "auto" for what the chat
+            template has, or "none" to leave it in the content.
 
     Raises:
         ValueError: For an invalid value.
@@ -49,6 +54,8 @@ class ServeSettings:
     allow_origins: tuple[str, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     adapters: tuple[LoRARequest, ...] = ()
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("model_names", "allow_origins"):
@@ -67,6 +74,10 @@ class ServeSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
                 raise ValueError(f"{_NAME}: {name} must be a number of seconds, at least 0, got {value!r}")
+        for name, known in (("tool_parser", forms()), ("reasoning_parser", thinkings())):
+            if (value := getattr(self, name)) not in ("auto", "none", *known):
+                rule = f"{name} must be auto, none, {', '.join(known)}"
+                raise ValueError(f"{_NAME}: {rule}, got {value!r}")
         names = [*self.model_names, *(adapter.lora_name for adapter in self.adapters)]
         if again := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"{_NAME}: names of the model and its adapters must differ, got {again[0]} twice")

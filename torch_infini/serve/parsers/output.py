@@ -40,6 +40,7 @@ class OutputParser:
 
     Attributes:
         num_calls: The number of calls that have begun.
+        is_reasoning: Whether the text ends in reasoning, as far as it was read.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class OutputParser:
         self.tools = tools or {}
         self.num_calls = 0
         self.separates_reasoning = thinking is not None
+        self.is_reasoning = False
         self._form, self._thinking, self._is_thinking = form, thinking, is_thinking
         self._parallel = parallel
         self._events: list[Event] = []
@@ -102,6 +104,7 @@ class OutputParser:
             self.scanner.rewind()
             return
         self.scanner.forget()
+        self.is_reasoning = True
         yield from self.scanner.until((thinking.end,), self.reasoning)
         self.end_reasoning()
 
@@ -126,6 +129,7 @@ class OutputParser:
 
     def end_reasoning(self) -> None:
         """End a passage of reasoning."""
+        self.is_reasoning = False
         self._reasoning = Trimmed(strips=True)
         self._content.pause()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -21,9 +23,15 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     params = body.params({"max_tokens": None, **service.sampling})
     service.admit(1, params, "messages")
     template = body.template_arguments()
-    prompt = await run_until_disconnect(request.receive, service.encode_chat(body.conversation(), template))
+    conversation = body.conversation()
+    reading = service.reading(body.offered, body.tool_choice, body.parallel_tool_calls is not False)
+    if reading.needs_special_tokens:
+        params = replace(params, skip_special_tokens=False)
+    conversation = reading.history(conversation)
+    prompt = await run_until_disconnect(request.receive, service.encode_chat(conversation, template))
     if prompt is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     generation = service.start([prompt], params, "messages", body.token_limit, adapter)
-    answer = ChatAnswer(name, service.token_texts, service.fingerprint)
+    reading = reading.after(prompt, service.llm.engine.tokenizer)
+    answer = ChatAnswer(name, service.token_texts, service.fingerprint, reading)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)

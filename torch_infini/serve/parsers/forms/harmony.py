@@ -51,6 +51,7 @@ class Harmony(Form):
             return True
         output.scanner.forget()
         is_reasoning = channel is not None and channel[1] == "analysis"
+        output.is_reasoning = is_reasoning
         emit = output.reasoning if is_reasoning else output.content
         end = yield from output.scanner.until(ENDS, emit)
         if is_reasoning:

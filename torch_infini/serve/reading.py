@@ -1,0 +1,112 @@
+"""Reading: how the answers of a request are read, which its chat template and its tools decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from .errors import ApiError
+from .parsers import Form, OutputParser, Thinking, Tools, form_of, forms, thinking_of, thinkings
+from .token_texts import TokenTexts
+from .tool_schemas import Tool
+
+TAIL = 16  # the most tokens at a prompt's end that begin the reasoning
+
+
+class Reading(NamedTuple):
+    """How the answers of a request are read.
+
+    Attributes:
+        form: How the model writes tool calls; None: there are none.
+        tools: The tools that it may call.
+        thinking: How it writes its reasoning; None: reasoning is content.
+        is_thinking: Whether the prompt's end has begun the reasoning.
+        parallel: Whether an answer may have several calls.
+    """
+
+    form: Form | None = None
+    tools: Tools = {}
+    thinking: Thinking | None = None
+    is_thinking: bool = False
+    parallel: bool = True
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether the text must have special tokens, because they are its markers."""
+        return any(part is not None and part.has_special_tokens for part in (self.form, self.thinking))
+
+    def parser(self) -> OutputParser:
+        """Make the parser of one answer."""
+        return OutputParser(self.form, self.tools, self.thinking, self.is_thinking, self.parallel)
+
+    def history(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return a conversation's messages as the form's chat templates need them."""
+        return messages if self.form is None else self.form.history(messages)
+
+    def after(self, prompt: Sequence[int], tokenizer: Any) -> Reading:
+        """Return the reading of answers to a prompt, whose end may have begun the reasoning."""
+        if self.thinking is None:
+            return self
+        end = str(tokenizer.decode(prompt[-TAIL:])).rstrip()
+        return self._replace(is_thinking=end.endswith(self.thinking.begin))
+
+    def reasoning_tokens(self, tokens: Iterable[int], texts: TokenTexts) -> int:
+        """Return how many of an answer's tokens are reasoning or its markers."""
+        parser = self.parser()
+        number = 0
+        for token in tokens:
+            was_reasoning = parser.is_reasoning
+            parser.feed(texts.text_of(token))
+            number += was_reasoning or parser.is_reasoning
+        return number
+
+
+def reading_of(
+    tokenizer: Any, tools: Sequence[Tool], parallel: bool = True, tool_parser: str = "auto", reasoning: str = "auto"
+) -> Reading:
+    """Return how the answers of a request are read.
+
+    Args:
+        tokenizer: Has the chat template; None if there is no tokenizer.
+        tools: The tools that the model may call.
+        parallel: Whether an answer may have several calls.
+        tool_parser: The name of a form, "none", or "auto": by the chat template.
+        reasoning: The name of a kind of reasoning, "none", or "auto": by the chat template.
+
+    Raises:
+        ApiError: If there are tools, and no calls can be read.
+    """
+    template = template_of(tokenizer, bool(tools))
+    thinking = thinking_of(template) if reasoning == "auto" else thinkings().get(reasoning)
+    form: Form | None = None
+    if tools and template:
+        form = form_of(template) if tool_parser == "auto" else None
+        if tool_parser in forms():
+            form = forms()[tool_parser](template)
+        if form is None or "tools" not in template:
+            raise no_tools(template, tool_parser)
+    schemas = {tool.function.name: tool.schema_of_parameters for tool in tools} if form is not None else {}
+    if form is None and thinking is not None and thinking.name in forms() and forms()[thinking.name].has_reasoning:
+        form = forms()[thinking.name](template)
+    return Reading(form, schemas, thinking, False, parallel)
+
+
+def template_of(tokenizer: Any, with_tools: bool) -> str:
+    """Return a tokenizer's chat template, of several that for requests with or without tools; "" without one."""
+    template = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, dict):
+        default = template.get("default", "")
+        template = template.get("tool_use", default) if with_tools else default
+    return template or ""
+
+
+def no_tools(template: str, tool_parser: str) -> ApiError:
+    """Return the error of a request with tools where no calls can be read."""
+    if tool_parser == "none":
+        came = "got tools, and the server was started with --tool-parser none"
+    elif "tools" not in template:
+        came = "got tools, and the model's chat template has none (the server's --chat-template FILE gives it another)"
+    else:
+        known = ", ".join(forms())
+        came = f"got tools, and the form of the template's calls is not known (name it by --tool-parser: {known})"
+    return ApiError(400, f"tools must be null or empty for this model, {came}", "tools")
