@@ -68,9 +68,9 @@ def test_promised_instructions(tmp_path: Path) -> None:
 
 
 def test_sampled_archs(tmp_path: Path) -> None:
-    """A sample has the architecture that is looked at and, over many texts, each of the others or none."""
+    """A sample has the architecture that is looked at and, over many texts and commits, each of the others or none."""
     seen = set()
-    for i in range(20):
+    for i in range(60):
         source = tmp_path / f"{i}.cu"
         source.write_text(f"// {i}")
         archs = check_cuda.sampled_archs(source)
