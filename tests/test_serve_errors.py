@@ -204,7 +204,7 @@ BAD: list[tuple[tuple[str, Any], str | None]] = [
     (chat(tools=[{"type": "function"}]), "tools[0].function"),
     (chat(tool_choice="required"), "tool_choice"),
     (chat(functions=[{}]), "functions"),
-    (chat(response_format={"type": "json_object"}), "response_format"),
+    (chat(response_format={"type": "json"}), "response_format.type"),
     (chat(modalities=["audio"]), "modalities"),
     (chat(prompt="x"), "prompt"),
     (chat(temprature=1), "temprature"),
@@ -301,7 +301,16 @@ def test_random_bodies(service: Service) -> None:
     values += [[1], ["a"], [[1]], [None], {"1": 1}, {"a": None}, {"type": "text"}, MESSAGES, [{"role": "user"}]]
     names = ["prompt", "messages", "model", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "echo"]
     names += ["stop_token_ids", "logit_bias", "logprobs", "top_logprobs", "stream", "stream_options", "tools", "user"]
-    names += ["presence_penalty", "repetition_penalty", "min_tokens", "ignore_eos", "response_format", "x", "\ud800"]
+    names += [
+        "presence_penalty",
+        "repetition_penalty",
+        "min_tokens",
+        "ignore_eos",
+        "response_format",
+        "structured_outputs",
+        "x",
+        "\ud800",
+    ]
     counts = dict.fromkeys((200, 400, 404), 0)
     for _ in range(300):
         path, body = chance.choice([chat(), text(prompt=[5])])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         testing,
         weights,
     )
-    from .engine import LLM, AsyncLLM, Engine, EngineConfig, LoRARequest, SamplingParams
+    from .engine import LLM, AsyncLLM, Engine, EngineConfig, LoRARequest, SamplingParams, StructuredOutputsParams
     from .patch import (
         InfiniConfig,
         PatchReport,
@@ -51,6 +51,7 @@ __all__ = [
     "LoRARequest",
     "PatchReport",
     "SamplingParams",
+    "StructuredOutputsParams",
     "checkpoints",
     "compat",
     "compile",
@@ -79,7 +80,7 @@ __all__ = [
 
 # The parts whose names stand here, and the names that differ.
 _PARTS = {
-    "engine": ("LLM", "AsyncLLM", "Engine", "EngineConfig", "LoRARequest", "SamplingParams"),
+    "engine": ("LLM", "AsyncLLM", "Engine", "EngineConfig", "LoRARequest", "SamplingParams", "StructuredOutputsParams"),
     "patch": (
         "InfiniConfig",
         "PatchReport",

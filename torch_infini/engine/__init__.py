@@ -13,6 +13,7 @@ from .lora import LoRARequest
 from .outputs import CompletionOutput, Logprob, Metrics, RequestMetrics, RequestOutput, RequestOutputKind, TokenLogprobs
 from .sampler import Row, Sampled, Sampler
 from .sampling_params import SamplingParams
+from .structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -31,5 +32,6 @@ __all__ = [
     "Sampled",
     "Sampler",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TokenLogprobs",
 ]

@@ -6,6 +6,7 @@ The engine has no loop of its own: LLM calls step() until all requests are finis
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from .blocks import BlockManager
 from .config import CACHE_BYTES, EngineConfig
+from .grammar import Grammars, Matcher
 from .lora import AdapterSlots, LoRARequest
 from .model import ServedModel, is_served_model
 from .outputs import Finish, Metrics, RequestOutput, TokenLogprobs
@@ -115,6 +117,8 @@ class Engine:
         elif model.tp_group is not None:  # all ranks make the same calls and must draw the same seeds
             self._seeds = self._seeds or model.tp_group.generator()
         self._sampler = Sampler()
+        self._grammars: Grammars | None = None
+        self._grammars_lock = threading.Lock()
         self._step_bytes = model.bytes_per_step
         self._requests: dict[str, Request] = {}
         self._changed: dict[Request, None] = {}  # since the last step; the next one returns their outputs
@@ -198,12 +202,33 @@ class Engine:
         )
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text)
         request.bad_words = self._tokenize_bad_words(params)
+        request.matcher = self.compile_grammar(params)
         if lora_request is not None:
             if self._adapters is None:
                 raise needs_lora(lora_request)
             self._adapters.use(lora_request, request)
         request.sequences.append(self._new_sequence(request, 0))
         return request
+
+    def compile_grammar(self, params: SamplingParams) -> Matcher | None:
+        """Compile a request's structured_outputs, which is kept: a caller may do so beforehand, on any thread.
+
+        Returns:
+            Its beginning; None: any output.
+
+        Raises:
+            ImportError: Without llguidance.
+            ValueError: For a form that is invalid, that no text can have or that is too complex; without a tokenizer.
+        """
+        if params.structured_outputs is None:
+            return None
+        if self.tokenizer is None:
+            raise ValueError(f"{_NAME}: structured_outputs must be None where there is no tokenizer, got a form")
+        with self._grammars_lock:
+            if self._grammars is None:
+                config = self.model.config
+                self._grammars = Grammars(self.tokenizer, config.vocab_size, config.eos_token_ids)
+        return self._grammars.compile(params.structured_outputs)
 
     def load_adapter(self, lora_request: LoRARequest) -> None:
         """Load an adapter before a request asks for it; errors are those of a request with it."""
@@ -275,7 +300,8 @@ class Engine:
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
         ends, seed = self.model.config.eos_token_ids, request.seeds[index]
-        row = Row(request.params, seed, request.prompt, [], ends, request.bad_words)
+        matcher = None if request.matcher is None else request.matcher.copy()
+        row = Row(request.params, seed, request.prompt, [], ends, request.bad_words, matcher)
         sequence = Sequence(request, index, row, list(request.prompt))
         sequence.identity = sequence.root
         return sequence
@@ -401,6 +427,7 @@ class Engine:
                         self._finish(sequence, Finish.ERROR, error=f"{_NAME}: the step failed: {message}")
 
     def _run(self, chunks: list[ScheduledChunk]) -> None:
+        self._start_masks(chunks)
         logits = self._runner.run([chunk_input(chunk) for chunk in chunks], self.scheduler.copies)
         for i, prompt_logits in self._runner.prompt_logits.items():
             self._keep_prompt_logprobs(chunks[i], prompt_logits)
@@ -427,6 +454,16 @@ class Engine:
             self._changed[sequence.request] = None
             if sequence.finish is None:
                 self._append(sequence, result)
+
+    def _start_masks(self, chunks: list[ScheduledChunk]) -> None:
+        """Start to compute the masks of the sequences that will be sampled, beside the model's step."""
+        pending = [
+            (row.matcher, row.output)
+            for sequence, start, num_tokens in chunks
+            if (row := sequence.row).matcher is not None and start + num_tokens == len(sequence.tokens)
+        ]
+        if pending and self._grammars is not None:
+            self._grammars.start(pending)
 
     def _keep_prompt_logprobs(self, chunk: ScheduledChunk, logits: Tensor) -> None:
         """Store the log-probabilities of the prompt's tokens at start + 1 and on, from logits [tokens, vocab_size]."""
@@ -483,6 +520,8 @@ class Engine:
             self._finish(sequence, Finish.STOP, token if token in params.stop_token_ids else None)
         elif stopped is not None:
             self._finish(sequence, Finish.STOP, stopped)
+        elif (matcher := sequence.row.matcher) is not None and matcher.has_ended(sequence.row.output):
+            self._finish(sequence, Finish.STOP)
         elif len(sequence.tokens) >= sequence.request.limit:
             self._finish(sequence, Finish.LENGTH)
 

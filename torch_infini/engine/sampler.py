@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .._core.devices import backing_type
 from ..ops import FLOATS
+from .grammar import Matcher
 from .sampling_params import SamplingParams
 
 random_sample = torch.ops.infini.random_sample.default
@@ -61,6 +62,7 @@ class Row:
         output: The tokens generated so far; append only. Its length is the offset in the random stream.
         eos_token_ids: The model's end-of-sequence tokens, for min_tokens.
         bad_words: The tokens of each of params.bad_words.
+        matcher: Follows the output by params.structured_outputs; None: any output.
     """
 
     params: SamplingParams
@@ -69,6 +71,7 @@ class Row:
     output: list[int]
     eos_token_ids: Sequence[int] = ()
     bad_words: Sequence[Sequence[int]] = ()
+    matcher: Matcher | None = None
     # How often each token of prompt and output occurs in the first _counted tokens of the output.
     _counts: dict[int, int] | None = field(default=None, init=False, repr=False)
     _counted: int = field(default=0, init=False, repr=False)
@@ -148,8 +151,9 @@ class Sampler:
     def __call__(self, logits: Tensor, rows: Sequence[Row]) -> list[Sampled]:
         """Draw one token per row.
 
-        In this order, in float32: logit_bias; repetition_penalty; presence_penalty and frequency_penalty; end tokens
-        are masked while there are fewer than min_tokens; log-probabilities are those of the distribution so far; then
+        In this order, in float32: logit_bias; repetition_penalty; presence_penalty and frequency_penalty; tokens that
+        are not allowed, and those that cannot follow in the form of structured_outputs, are masked; end tokens are
+        masked while there are fewer than min_tokens; log-probabilities are those of the distribution so far; then
         temperature, min_p, top_k, top_p, and random_sample's draw with the row's seed and, as offset, len(output).
 
         Args:
@@ -272,6 +276,8 @@ def edit(logits: Tensor, row: Row) -> str | None:
         wrong = process(logits, row, processor)
         if wrong is not None:
             return wrong
+    if row.matcher is not None and (wrong := row.matcher.apply(logits, row.output)) is not None:
+        return wrong
     if len(row.output) < params.min_tokens:
         ends = [token for token in row.ends() if token < size]
         if ends:

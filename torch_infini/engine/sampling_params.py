@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .outputs import RequestOutputKind
+from .structured_outputs import StructuredOutputsParams
 
 LARGEST = torch.finfo(torch.float32).max  # the kernel takes settings as float32
 
@@ -25,10 +26,10 @@ LogitsProcessor = Callable[..., torch.Tensor]
 class SamplingParams:
     """How the tokens of a request are chosen and when they end.
 
-    In this order: logit_bias, repetition_penalty, presence_penalty and frequency_penalty, min_tokens; log-probabilities
-    are taken here; then temperature, min_p, top_k, top_p, and the draw. top_p counts the probability of all tokens that
-    min_p left, including those beyond top_k; of the token that crosses top_p, only the part below it is drawn
-    (torch.ops.infini.random_sample has the formula).
+    In this order: logit_bias, repetition_penalty, presence_penalty and frequency_penalty, allowed_token_ids, bad_words,
+    logits_processors, structured_outputs, min_tokens; log-probabilities are taken here; then temperature, min_p, top_k,
+    top_p, and the draw. top_p counts the probability of all tokens that min_p left, including those beyond top_k; of
+    the token that crosses top_p, only the part below it is drawn (torch.ops.infini.random_sample has the formula).
 
     Args:
         n: How many samples of a prompt, at least 1.
@@ -58,6 +59,10 @@ class SamplingParams:
         logits_processors: Functions of (generated token ids, logits [vocabulary] float32), or of (prompt token ids,
             generated token ids, logits), that return the logits to draw from; called for each token after the
             penalties. One that raises ends the request.
+        structured_outputs: The form that the text must have (StructuredOutputsParams): tokens that cannot follow are
+            forbidden, end-of-sequence tokens where the form is not complete. The output ends where nothing can follow,
+            also before min_tokens. Log-probabilities are those of the tokens that may follow. Needs a tokenizer and
+            llguidance; ignore_eos must be False. None: any form.
         prompt_logprobs: As logprobs, for the prompt's tokens; the prompt then reuses no cached prefix. None: of none.
         detokenize: Whether the output has a text; stop must be empty if it is False.
         skip_special_tokens: Whether special tokens are left out of the text.
@@ -90,6 +95,7 @@ class SamplingParams:
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     logits_processors: Sequence[LogitsProcessor] = ()
+    structured_outputs: StructuredOutputsParams | None = None
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -136,6 +142,13 @@ class SamplingParams:
         if self.logits_processors is None:
             self._set("logits_processors", ())
         self._several("logits_processors", callable, "be functions")
+        if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputsParams):
+                self._fail(
+                    "structured_outputs", "be StructuredOutputsParams or None", type(self.structured_outputs).__name__
+                )
+            if self.ignore_eos:
+                self._fail("ignore_eos", "be False with structured_outputs, which end by themselves", True)
         if self.prompt_logprobs is not None:
             self._integer("prompt_logprobs", 0, " or None")
         if self.truncate_prompt_tokens not in (None, -1):
@@ -170,6 +183,7 @@ class SamplingParams:
             or self.bad_words
             or self.allowed_token_ids is not None
             or self.logits_processors
+            or self.structured_outputs is not None
             or (self.min_p > 0 and self.temperature > 0)
         )
 

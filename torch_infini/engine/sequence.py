@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .blocks import ROOT
+from .grammar import Matcher
 from .outputs import CompletionOutput, Finish, RequestMetrics, RequestOutput, TokenLogprobs
 from .sampler import Row
 from .sampling_params import SamplingParams
@@ -48,6 +49,7 @@ class Request:
         sequences: One until the prompt is computed, then params.n.
         reused: The number of the prompt's tokens that were in the cache.
         bad_words: The tokens of each of params.bad_words.
+        matcher: The beginning of params.structured_outputs; None: any output.
         adapter: Its adapter, or None.
         prompt_logprobs: Of the prompt's tokens by position, if requested, as far as computed.
         last_output: The output that was returned last, or None.
@@ -64,6 +66,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     reused: int = 0
     bad_words: list[list[int]] = field(default_factory=list)
+    matcher: Matcher | None = None
     adapter: Adapter | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     last_output: RequestOutput | None = None
@@ -116,7 +119,8 @@ class Sequence:
         """Reset all state but the tokens, after an interrupt that may have left it inconsistent."""
         self.blocks, self.computed, self.num_cached, self.identity = [], 0, 0, self.root
         row = self.row
-        self.row = Row(row.params, row.seed, row.prompt, self.output, row.eos_token_ids, row.bad_words)
+        matcher = None if row.matcher is None else row.matcher.copy()
+        self.row = Row(row.params, row.seed, row.prompt, self.output, row.eos_token_ids, row.bad_words, matcher)
         del self.logprobs[self.generated :]
         self.stream, self.text, self.starts = None, "", []
 

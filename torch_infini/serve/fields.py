@@ -34,7 +34,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "include_obfuscation": (False,),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),

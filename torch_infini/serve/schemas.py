@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from ..engine import SamplingParams
 from .errors import ApiError, bad_request, shown
 from .fields import Body, check_utf8, validator
+from .structured import FORMS, SCHEMA, ResponseFormat, StructuredOutputs, form_of
 from .tool_schemas import MAX_TOOLS, Calls, Tool, ToolChoice, check_choice, check_tools
 
 MAX_STOPS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, MAX_SAMPLES = 64, 1024, 20, 128
@@ -179,12 +180,19 @@ class SamplingBody(Body):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def form_field(self) -> str:
+        """The field that has the form of the text."""
+        return SCHEMA if self.structured_outputs is None else FORMS
 
     @property
     def top(self) -> int | None:
@@ -228,6 +236,7 @@ class SamplingBody(Body):
             "ignore_eos": self.ignore_eos,
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "logprobs": self.top,
+            "structured_outputs": form_of(self.response_format, self.structured_outputs),
         }
         try:
             return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})

@@ -20,6 +20,7 @@ from .metrics import ServerMetrics
 from .reading import Reading, reading_of
 from .schemas import Message
 from .settings import ServeSettings
+from .structured import invalid_form
 from .token_texts import TokenTexts
 from .tool_schemas import Choice, Tool
 
@@ -188,6 +189,17 @@ class Service:
         settings = self.settings
         tokenizer = self.llm.engine.tokenizer
         return reading_of(tokenizer, tools, parallel, settings.tool_parser, settings.reasoning_parser)
+
+    async def compile_form(self, params: SamplingParams, field: str) -> None:
+        """Compile the form of the text beside other requests; ApiError, with this field, if it is invalid."""
+        if params.structured_outputs is None:
+            return
+        try:
+            await self.in_tokenizer(self.llm.engine.compile_grammar, params, size=LONG)
+        except ImportError as error:
+            raise ApiError(400, f"{field} must be null on this server, got a form: {error}", field) from None
+        except ValueError as error:
+            raise invalid_form(error, field) from None
 
     def admit(self, prompts: int, params: SamplingParams, param: str) -> None:
         """Check that a request of this many prompts can be admitted, before they are tokenized.

@@ -31,6 +31,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     prompt = await run_until_disconnect(request.receive, service.encode_chat(conversation, template))
     if prompt is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    await service.compile_form(params, body.form_field)
     generation = service.start([prompt], params, "messages", body.token_limit, adapter)
     reading = reading.after(prompt, service.llm.engine.tokenizer)
     answer = ChatAnswer(name, service.token_texts, service.fingerprint, reading)

@@ -27,6 +27,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     if body.max_tokens == 0:  # valid in OpenAI's API; there is nothing to compute
         answer = CompletionAnswer(name, service.token_texts, service.fingerprint)
         return respond_empty(prompts, params, answer, bool(body.stream), body.include_usage)
+    await service.compile_form(params, body.form_field)
     generation = service.start(prompts, params, "prompt", body.token_limit, adapter)
     answer = CompletionAnswer(name, service.token_texts, service.fingerprint)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)
