@@ -5,96 +5,30 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-import jinja2.sandbox
 import pytest
 
 pytest.importorskip("fastapi")
 
+from support.tool_forms import ARGUMENTS, HARMONY, TEMPLATES, Answer, answer_of, parser_of, read, rendered
 from torch_infini.serve.parsers import (
     CallBegin,
     CallDelta,
     CallEnd,
     Content,
-    Event,
     OutputParser,
     Reasoning,
+    all_forms,
+    all_thinkings,
     form_of,
-    forms,
     thinking_of,
-    thinkings,
 )
 from torch_infini.serve.parsers import form as form_module
 from torch_infini.serve.parsers.parameters import converted, types_of
-
-WEATHER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string"},
-        "days": {"type": "integer"},
-        "more": {"$ref": "#/$defs/more"},
-        "exact": {"type": "boolean"},
-        "tags": {"type": ["array", "null"]},
-    },
-    "required": ["city"],
-    "$defs": {"more": {"type": "object"}},
-}
-TOOLS: dict[str, Any] = {"get_weather": WEATHER, "now": {}, "function": {"type": "object"}}
-
-# Arguments with what is special in one form or another.
-ARGUMENTS: list[dict[str, Any]] = [
-    {"city": "Zürich ☕ 東京 𝄞"},
-    {"city": 'say "hi" \\ and {braces} [more] }}', "days": 3},
-    {"city": "two\nlines\n\n  indented", "more": {"deep": [{"er": [1, 2.5, -1e3, None, True]}, {}], "x": "}"}},
-    {"city": "; <b> & </tool> <|x|> ```", "exact": False, "tags": ["a", "b; c"], "days": -7},
-    {"city": "", "tags": None},
-]
-
-
-class Answer(NamedTuple):
-    """What an answer's events amount to; calls are (name, arguments)."""
-
-    content: str
-    reasoning: str
-    calls: list[tuple[str, str]]
-
-
-def answer_of(events: list[Event]) -> Answer:
-    """Join events, whose order within a call is checked."""
-    content, reasoning, calls, is_open = "", "", [], False
-    ids = set()
-    for event in events:
-        if isinstance(event, Content):
-            content += event.text
-        elif isinstance(event, Reasoning):
-            reasoning += event.text
-        elif isinstance(event, CallBegin):
-            assert not is_open and event.call == len(calls)
-            calls.append((event.name, ""))
-            ids.add(event.id)
-            is_open = True
-        elif isinstance(event, CallDelta):
-            assert is_open and event.call == len(calls) - 1 and event.arguments
-            calls[-1] = calls[-1][0], calls[-1][1] + event.arguments
-        else:
-            assert isinstance(event, CallEnd) and is_open
-            is_open = False
-    assert not is_open and len(ids) == len(calls)
-    return Answer(content, reasoning, calls)
-
-
-def parser_of(name: str, thinking: str | None = None, template: str = "", **more: Any) -> OutputParser:
-    form = forms()[name](template)
-    return OutputParser(form, more.pop("tools", TOOLS), thinkings()[thinking] if thinking else None, **more)
-
-
-def read(pieces: list[str], name: str, **more: Any) -> Answer:
-    parser = parser_of(name, **more)
-    return answer_of([*(event for piece in pieces for event in parser.feed(piece)), *parser.finish()])
 
 
 def read_all(text: str, name: str, **more: Any) -> Answer:
@@ -109,42 +43,6 @@ def read_all(text: str, name: str, **more: Any) -> Answer:
         pieces = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
         assert read(pieces, name, **more) == whole
     return whole
-
-
-# Small chat templates with the real markers of each form; `calls` are an assistant's, and `think` its reasoning.
-TEMPLATES = {
-    "hermes": '{{ content }}{% for c in calls %}\n<tool_call>\n{"name": "{{ c.name }}", "arguments": '
-    "{{ c.arguments | tojson }}}\n</tool_call>{% endfor %}",
-    "qwen3_coder": "{{ content }}{% for c in calls %}\n<tool_call>\n<function={{ c.name }}>\n"
-    "{% for k, v in c.arguments.items() %}<parameter={{ k }}>\n"
-    "{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}\n</parameter>\n"
-    "{% endfor %}</function>\n</tool_call>{% endfor %}",
-    "llama3_json": "<|python_tag|>{% for c in calls %}{{ '; ' if not loop.first }}"
-    '{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}{% endfor %}<|start_header_id|>',
-    "mistral": '{{ content }}[TOOL_CALLS][{% for c in calls %}{{ \', \' if not loop.first }}{"name": "{{ c.name }}", '
-    '"arguments": {{ c.arguments | tojson }}, "id": "abcdefghi"}{% endfor %}]',
-    "mistral [ARGS]": "{{ content }}{% for c in calls %}[TOOL_CALLS]{{ c.name }}[CALL_ID]abcdefghi[ARGS]"
-    "{{ c.arguments | tojson }}{% endfor %}",
-    "deepseek": "{{ content }}<｜tool▁calls▁begin｜>{% for c in calls %}{{ '\n' if not loop.first }}"
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}\n```json\n{{ c.arguments | tojson }}\n```"
-    "<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>",
-    "deepseek 3.1": "{{ content }}<｜tool▁calls▁begin｜>{% for c in calls %}<｜tool▁call▁begin｜>{{ c.name }}"
-    "<｜tool▁sep｜>{{ c.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>",
-    "glm45": "\n<think>{{ think }}</think>\n{{ content }}{% for c in calls %}\n<tool_call>{{ c.name }}\n"
-    "{% for k, v in c.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v if v is string else v | tojson }}"
-    "</arg_value>\n{% endfor %}</tool_call>{% endfor %}",
-    "harmony": "<|channel|>analysis<|message|>{{ think }}<|end|><|start|>assistant<|channel|>commentary<|message|>"
-    "{{ content }}<|end|>{% for c in calls %}<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary "
-    "json<|message|>{{ c.arguments | tojson }}<|call|>{% endfor %}",
-}
-HARMONY = "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
-
-
-def rendered(template: str, calls: list[tuple[str, dict[str, Any]]], content: str = "", think: str = "") -> str:
-    environment = jinja2.sandbox.SandboxedEnvironment()
-    environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    shown = [SimpleNamespace(name=name, arguments=arguments) for name, arguments in calls]
-    return environment.from_string(TEMPLATES[template]).render(calls=shown, content=content, think=think)
 
 
 def check_round_trip(template: str, calls: list[tuple[str, dict[str, Any]]], content: str, think: str) -> None:
@@ -367,7 +265,7 @@ def test_reasoning(is_thinking: bool) -> None:
 def test_without_tools_only_reasoning_is_read() -> None:
     for text, want in (("<think>a</think>\n\nb ", Answer("b ", "a", [])), (" b <", Answer(" b <", "", []))):
         for pieces in ([text], list(text)):
-            parser = OutputParser(None, None, thinkings()["think"])
+            parser = OutputParser(None, None, all_thinkings()["think"])
             events = [event for piece in pieces for event in parser.feed(piece)]
             assert answer_of([*events, *parser.finish()]) == want
     assert OutputParser().feed("a \n") == [Content("a \n")]  # nothing is held back
@@ -411,14 +309,14 @@ def test_a_file_adds_a_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
     package = import_module("torch_infini.serve.parsers.forms")
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    for cached in (form_module.forms, form_module.thinkings):
+    for cached in (form_module.all_forms, form_module.all_thinkings):
         cached.cache_clear()
     try:
         form = form_of("{{ 'CALL!' }}")
         assert form is not None and form.name == "shouted"
         assert read_all(f"a CALL!{CALL}", "shouted") == Answer("a", "", [("now", "{}")])
     finally:
-        for cached in (form_module.forms, form_module.thinkings):
+        for cached in (form_module.all_forms, form_module.all_thinkings):
             cached.cache_clear()
         sys.modules.pop("torch_infini.serve.parsers.forms.shouted", None)
 
@@ -478,6 +376,32 @@ def test_random_texts_are_cut_anywhere() -> None:
     rng = random.Random(0)
     for _ in range(400):
         text = "".join(rng.choice(parts) for _ in range(rng.randrange(1, 12)))
-        for name in forms():
+        for name in all_forms():
             whole = read([text], name, thinking="think")
             assert read(list(text), name, thinking="think") == whole, (name, text)
+
+
+# (form, text): repeated, each begins what never ends, or is rejected and read again.
+ENDLESS = [
+    ("hermes", "<tool_call>"),
+    ("hermes", '<tool_call>{"a":['),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1'),
+    ("qwen3_coder", "<function="),
+    ("qwen3_coder", "<tool_call><function=now><parameter="),
+    ("llama3_json", "<|python_tag|>"),
+    ("mistral", "[TOOL_CALLS]["),
+    ("deepseek", "<｜tool▁call▁begin｜>"),
+    ("glm45", "<tool_call>now<arg_key>"),
+    ("harmony", "<|channel|>"),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("form, text", ENDLESS)
+def test_time_grows_with_the_length_of_a_text(form: str, text: str) -> None:
+    """100,000 characters in pieces of four, as tokens are, take 0.05 to 0.5 s; by its square it would be minutes."""
+    whole = text * (100_000 // len(text))
+    for end in ("", "1" * 50_000, " " * 50_000):
+        start = time.process_time()
+        read([whole[at : at + 4] for at in range(0, len(whole), 4)] + [*end], form)
+        assert time.process_time() - start < 10

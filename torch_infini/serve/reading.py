@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .errors import ApiError
-from .parsers import Form, OutputParser, Thinking, Tools, form_of, forms, thinking_of, thinkings
+from .parsers import Form, OutputParser, Thinking, Tools, all_forms, all_thinkings, form_of, thinking_of
 from .token_texts import TokenTexts
 from .tool_schemas import Tool
 
@@ -31,9 +31,10 @@ class Reading(NamedTuple):
     parallel: bool = True
 
     @property
-    def needs_special_tokens(self) -> bool:
-        """Whether the text must have special tokens, because they are its markers."""
-        return any(part is not None and part.has_special_tokens for part in (self.form, self.thinking))
+    def markers(self) -> frozenset[str]:
+        """The texts that mark calls and reasoning, and may be special tokens."""
+        thinking = () if self.thinking is None else (self.thinking.begin, self.thinking.end)
+        return frozenset(thinking if self.form is None else (*thinking, *self.form.tokens))
 
     def parser(self) -> OutputParser:
         """Make the parser of one answer."""
@@ -58,6 +59,8 @@ class Reading(NamedTuple):
             was_reasoning = parser.is_reasoning
             parser.feed(texts.text_of(token))
             number += was_reasoning or parser.is_reasoning
+            if not parser.may_reason:
+                break
         return number
 
 
@@ -77,17 +80,22 @@ def reading_of(
         ApiError: If there are tools, and no calls can be read.
     """
     template = template_of(tokenizer, bool(tools))
-    thinking = thinking_of(template) if reasoning == "auto" else thinkings().get(reasoning)
+    thinking = thinking_of(template) if reasoning == "auto" else all_thinkings().get(reasoning)
     form: Form | None = None
     if tools and template:
         form = form_of(template) if tool_parser == "auto" else None
-        if tool_parser in forms():
-            form = forms()[tool_parser](template)
+        if tool_parser in all_forms():
+            form = all_forms()[tool_parser](template)
         if form is None or "tools" not in template:
             raise no_tools(template, tool_parser)
     schemas = {tool.function.name: tool.schema_of_parameters for tool in tools} if form is not None else {}
-    if form is None and thinking is not None and thinking.name in forms() and forms()[thinking.name].has_reasoning:
-        form = forms()[thinking.name](template)
+    if (
+        form is None
+        and thinking is not None
+        and thinking.name in all_forms()
+        and all_forms()[thinking.name].has_reasoning
+    ):
+        form = all_forms()[thinking.name](template)
     return Reading(form, schemas, thinking, False, parallel)
 
 
@@ -107,6 +115,6 @@ def no_tools(template: str, tool_parser: str) -> ApiError:
     elif "tools" not in template:
         came = "got tools, and the model's chat template has none (the server's --chat-template FILE gives it another)"
     else:
-        known = ", ".join(forms())
+        known = ", ".join(all_forms())
         came = f"got tools, and the form of the template's calls is not known (name it by --tool-parser: {known})"
     return ApiError(400, f"tools must be null or empty for this model, {came}", "tools")

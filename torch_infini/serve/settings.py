@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..engine import LoRARequest, SamplingParams
-from .parsers import forms, thinkings
+from .parsers import all_forms, all_thinkings
 
 _NAME = "torch_infini.serve.ServeSettings"
 MAX_QUEUE, MAX_BODY, DRAIN = 256, 4 << 20, 30.0
@@ -34,9 +34,9 @@ class ServeSettings:
             generation_config.json. A max_tokens here is lowered to what the context leaves, unlike one of a request.
         adapters: LoRA adapters that requests may give by name as `model`; the engine needs enable_lora and as many
             slots (max_loras).
-        tool_parser: The form of the model's tool calls: a name of parsers.forms(), "auto" for the chat template's, or
-            "none" to reject tools.
-        reasoning_parser: How the model marks its reasoning: a name of parsers.thinkings(), "auto" for what the chat
+        tool_parser: The form of the model's tool calls: a name of parsers.all_forms(), "auto" for that of the chat
+            template, or "none" to reject tools.
+        reasoning_parser: How the model marks its reasoning: a name of parsers.all_thinkings(), "auto" for what the chat
             template has, or "none" to leave it in the content.
 
     Raises:
@@ -74,7 +74,7 @@ class ServeSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
                 raise ValueError(f"{_NAME}: {name} must be a number of seconds, at least 0, got {value!r}")
-        for name, known in (("tool_parser", forms()), ("reasoning_parser", thinkings())):
+        for name, known in (("tool_parser", all_forms()), ("reasoning_parser", all_thinkings())):
             if (value := getattr(self, name)) not in ("auto", "none", *known):
                 rule = f"{name} must be auto, none, {', '.join(known)}"
                 raise ValueError(f"{_NAME}: {rule}, got {value!r}")

@@ -15,12 +15,19 @@ class TokenTexts:
 
     Args:
         tokenizer: A transformers tokenizer.
+
+    Attributes:
+        added: The added tokens by their texts.
+        special: The texts of those that are special.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._names = tokenizer.convert_ids_to_tokens
         self._tokenizer = tokenizer
-        self._added = {int(token): str(entry.content) for token, entry in tokenizer.added_tokens_decoder.items()}
+        entries = tokenizer.added_tokens_decoder
+        self._added = {int(token): str(entry.content) for token, entry in entries.items()}
+        self.added = {text: token for token, text in self._added.items()}
+        self.special = frozenset(str(entry.content) for entry in entries.values() if entry.special)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = "" if backend is None or backend.decoder is None else str(backend.decoder.__getstate__())
         self._byte_of = byte_alphabet() if "ByteLevel" in decoder else None

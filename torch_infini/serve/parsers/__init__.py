@@ -4,7 +4,7 @@ OutputParser reads an answer, forms/ has a file for each form. To add a form, ad
 """
 
 from .events import CallBegin, CallDelta, CallEnd, Content, Event, Reasoning
-from .form import Form, Tools, form_of, forms, thinking_of, thinkings
+from .form import Form, Tools, all_forms, all_thinkings, form_of, thinking_of
 from .output import OutputParser
 from .scanner import Scanner, Steps
 from .thinking import Thinking
@@ -23,7 +23,7 @@ __all__ = [
     "Thinking",
     "Tools",
     "form_of",
-    "forms",
+    "all_forms",
     "thinking_of",
-    "thinkings",
+    "all_thinkings",
 ]

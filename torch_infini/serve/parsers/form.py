@@ -9,11 +9,14 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from .grammar import Lark
 from .output import OutputParser
 from .scanner import Steps
 from .thinking import Thinking
 
 Tools = Mapping[str, Mapping[str, Any]]  # the JSON schema of the parameters, by the tool's name
+
+SPACES = "/[ \\n]{0,4}/"  # between reasoning and calls
 
 
 class Form:
@@ -25,13 +28,13 @@ class Form:
     Attributes:
         name: The form's name for --tool-parser.
         markers: Texts that a chat template of this form has, all of them.
-        has_special_tokens: Whether the markers are special tokens, which the engine leaves out of the text by default.
+        tokens: The texts that mark calls and may be special tokens, which the engine leaves out of the text by default.
         has_reasoning: Whether parse reads the reasoning too.
     """
 
     name: str
     markers: tuple[str, ...] = ()
-    has_special_tokens = False
+    tokens: tuple[str, ...] = ()
     has_reasoning = False
 
     def __init__(self, template: str = "") -> None:
@@ -46,15 +49,41 @@ class Form:
         """Read a text and call output's methods; the text that is left when this returns is content."""
         raise NotImplementedError
 
-    def grammar(self, tools: Tools, parallel: bool, tokens: Mapping[str, int]) -> str:
-        """Return a grammar of one call or, if parallel, several: Lark's syntax for llguidance.
+    def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
+        """Return a grammar's expression of one call or, if parallel, several.
+
+        Args:
+            lark: The grammar.
+            tools: The tools that may be called.
+            parallel: Whether there may be several calls.
+        """
+        raise NotImplementedError
+
+    def grammar(
+        self,
+        tools: Tools,
+        parallel: bool,
+        tokens: Mapping[str, int],
+        thinking: Thinking | None = None,
+        is_thinking: bool = False,
+    ) -> str:
+        """Return the grammar of an answer that is one call or, if parallel, several: Lark's syntax for llguidance.
 
         Args:
             tools: The tools that may be called.
             parallel: Whether there may be several calls.
             tokens: The tokenizer's added tokens by their texts.
+            thinking: The reasoning that may come before the calls.
+            is_thinking: Whether the prompt's end has begun the reasoning.
         """
-        raise NotImplementedError
+        lark = Lark(tokens)
+        calls = self.calls(lark, tools, parallel)
+        if thinking is None or self.has_reasoning:
+            return lark.source(calls)
+        thought = f"{lark.until(thinking.end)} {SPACES}"
+        if is_thinking:
+            return lark.source(f"{thought} {calls}")
+        return lark.source(f"({SPACES} {lark.literal(thinking.begin)} {thought})? {calls}")
 
     def new_id(self) -> str:
         """Make the id of a call."""
@@ -66,7 +95,7 @@ class Form:
 
 
 @cache
-def forms() -> dict[str, type[Form]]:
+def all_forms() -> dict[str, type[Form]]:
     """Return all forms by name: the subclasses of Form that the modules in forms/ define."""
     found = {}
     for module in modules():
@@ -77,7 +106,7 @@ def forms() -> dict[str, type[Form]]:
 
 
 @cache
-def thinkings() -> dict[str, Thinking]:
+def all_thinkings() -> dict[str, Thinking]:
     """Return the kinds of reasoning by name: the values of class Thinking in the modules in forms/."""
     values = [value for module in modules() for value in vars(module).values()]
     return {value.name: value for value in values if isinstance(value, Thinking)}
@@ -90,9 +119,9 @@ def modules() -> list[Any]:
 
 def form_of(template: str) -> Form | None:
     """Return the form of a chat template's calls; None if it has none that is known."""
-    return next((form(template) for form in forms().values() if form.recognises(template)), None)
+    return next((form(template) for form in all_forms().values() if form.recognises(template)), None)
 
 
 def thinking_of(template: str) -> Thinking | None:
     """Return the kind of a chat template's reasoning; None if it has none that is known."""
-    return next((thinking for thinking in thinkings().values() if thinking.recognises(template)), None)
+    return next((thinking for thinking in all_thinkings().values() if thinking.recognises(template)), None)

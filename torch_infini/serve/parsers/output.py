@@ -15,6 +15,7 @@ from .events import CallBegin, CallDelta, CallEnd, Content, Event, Reasoning, ap
 from .scanner import Scanner, Steps
 from .thinking import Thinking
 
+SPACES = " \t\r\n"
 OBJECT_BEGINS = re.compile(r'\{\s*["}]')
 
 
@@ -41,6 +42,7 @@ class OutputParser:
     Attributes:
         num_calls: The number of calls that have begun.
         is_reasoning: Whether the text ends in reasoning, as far as it was read.
+        may_reason: Whether reasoning may follow.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class OutputParser:
         self.num_calls = 0
         self.separates_reasoning = thinking is not None
         self.is_reasoning = False
+        self.may_reason = thinking is not None
         self._form, self._thinking, self._is_thinking = form, thinking, is_thinking
         self._parallel = parallel
         self._events: list[Event] = []
@@ -88,6 +91,7 @@ class OutputParser:
     def _parse(self) -> Steps[None]:
         if self._thinking is not None and not (self._form is not None and self._form.has_reasoning):
             yield from self._think(self._thinking)
+            self.may_reason = False
         if self._form is not None:
             yield from self._form.parse(self)
         if not self.is_over:
@@ -287,30 +291,31 @@ class Trimmed:
 
     def __init__(self, strips: bool) -> None:
         self.strips = strips
-        self._spaces = self._gap = ""
         self._has_begun = False
+        self._spaces: list[str] = []
+        self._gap = ""
 
     def add(self, text: str) -> str:
         """Return the text that a piece makes final."""
-        text = self._spaces + text
-        if self.strips:
-            text = text.lstrip(" \t\r\n")
-        shown = text.rstrip(" \t\r\n")
-        self._spaces = text[len(shown) :]
+        shown = text.rstrip(SPACES)
         if not shown:
+            self._spaces += [] if self.strips else [text]
             return ""
-        gap, self._gap, self.strips, self._has_begun = self._gap, "", False, True
-        return gap + shown
+        before = self._gap if self.strips else "".join(self._spaces)
+        self._spaces = [text[len(shown) :]]
+        shown = before + (shown.lstrip(SPACES) if self.strips else shown)
+        self._gap, self.strips, self._has_begun = "", False, True
+        return shown
 
     def pause(self) -> None:
         """Leave out the white space here and before what follows; if there is text on both sides, keep that here."""
         if self._has_begun and not self.strips:
-            self._gap = self._spaces or "\n"
-        self.strips, self._spaces = True, ""
+            self._gap = "".join(self._spaces) or "\n"
+        self.strips, self._spaces = True, []
 
     def rest(self) -> str:
         """Return the white space at the end of a text that has begun, or was not to be stripped."""
-        return "" if self.strips else self._spaces
+        return "" if self.strips else "".join(self._spaces)
 
 
 def is_object(text: str) -> bool:

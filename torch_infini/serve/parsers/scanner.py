@@ -14,6 +14,8 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]  # yields where more text is needed, and returns a T
 Emit = Callable[[str], object]
 
+MAX_NAME = 256  # characters of a name with the white space around it; a text without its end marker is not waited for
+MAX_SCALAR = 4096  # characters of a number
 SPACE = re.compile(r"[ \t\r\n]*")
 SCALAR = re.compile(r"[-+.\w]*")  # a number or a word, valid or not
 PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
@@ -81,11 +83,23 @@ class Scanner:
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Read and return the longest run of characters of a pattern such as [a-z]*."""
+        pieces: list[str] = []
         while True:
             match = pattern.match(self._text, self._at)
             assert match
-            if match.end() < len(self._text) or self.ended:
-                return self.skip(match.end() - self._at)
+            pieces.append(self.skip(match.end() - self._at))
+            if self._at < len(self._text) or self.ended:
+                return "".join(pieces)
+            yield
+
+    def scalar(self) -> Steps[str | None]:
+        """Read a number, true, false or null and return its text; None, and nothing is read, if there is none."""
+        while True:
+            match = SCALAR.match(self._text, self._at)
+            assert match
+            if match.end() < len(self._text) or self.ended or len(match[0]) > MAX_SCALAR:
+                is_valid = len(match[0]) <= MAX_SCALAR and NUMBER_OR_WORD.fullmatch(match[0])
+                return self.skip(len(match[0])) if is_valid else None
             yield
 
     def spaces(self) -> Steps[str]:
@@ -121,11 +135,27 @@ class Scanner:
                 return None
             yield
 
-    def before(self, *markers: str) -> Steps[tuple[str, str] | None]:
-        """Read up to the first of several markers; return the text before it and the marker, None if there is none."""
-        pieces: list[str] = []
-        marker = yield from self.until(markers, pieces.append)
-        return None if marker is None else ("".join(pieces), marker)
+    def before(self, *markers: str, most: int = MAX_NAME) -> Steps[tuple[str, str] | None]:
+        """Read a name up to the first of several markers.
+
+        Args:
+            *markers: None is the beginning of another.
+            most: The most characters before the marker.
+
+        Returns:
+            The text before the marker, and the marker; None, and nothing is read, if there is none.
+        """
+        while True:
+            end = self._at + most + max(map(len, markers))
+            found = [(at, marker) for marker in markers if (at := self._text.find(marker, self._at, end)) >= 0]
+            if found:
+                at, marker = min(found)
+                text = self.skip(at - self._at)
+                self.skip(len(marker))
+                return text, marker
+            if self.ended or len(self._text) >= end:
+                return None
+            yield
 
     def json(self, emit: Emit) -> Steps[bool]:
         """Read one value in JSON.
@@ -159,9 +189,8 @@ class Scanner:
                     return False
                 expected = "colon" if "key" in expected else "comma"
             elif expected in ("value", "first value"):
-                word = yield from self.run(SCALAR)
-                if not NUMBER_OR_WORD.fullmatch(word):
-                    self._at -= len(word)
+                word = yield from self.scalar()
+                if word is None:
                     return False
                 emit(word)
                 expected = "comma"

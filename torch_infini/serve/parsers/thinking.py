@@ -11,14 +11,12 @@ class Thinking(NamedTuple):
     Attributes:
         name: Its name for --reasoning-parser.
         begin, end: The texts before and after the reasoning.
-        has_special_tokens: Whether these are special tokens, which the engine leaves out of the text by default.
         markers: Texts that a chat template of this kind has, all of them; empty: `end`.
     """
 
     name: str
     begin: str
     end: str
-    has_special_tokens: bool = False
     markers: tuple[str, ...] = ()
 
     def recognises(self, template: str) -> bool:

@@ -25,7 +25,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     template = body.template_arguments()
     conversation = body.conversation()
     reading = service.reading(body.offered, body.tool_choice, body.parallel_tool_calls is not False)
-    if reading.needs_special_tokens:
+    if service.token_texts is not None and reading.markers & service.token_texts.special:
         params = replace(params, skip_special_tokens=False)
     conversation = reading.history(conversation)
     prompt = await run_until_disconnect(request.receive, service.encode_chat(conversation, template))

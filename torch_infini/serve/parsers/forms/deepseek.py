@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..form import Form, Tools
 from ..grammar import Lark
 from ..output import OutputParser
@@ -17,6 +15,7 @@ FENCE = "```"
 class DeepSeek(Form):
     name = "deepseek"
     markers = (CALLS, SEPARATOR)
+    tokens = (CALLS, END_CALLS, CALL, SEPARATOR, END_CALL)
 
     def parse(self, output: OutputParser) -> Steps[None]:
         while marker := (yield from output.content_until(CALLS, CALL)):
@@ -46,8 +45,7 @@ class DeepSeek(Form):
             yield from output.close(FENCE)
         return True
 
-    def grammar(self, tools: Tools, parallel: bool, tokens: Mapping[str, int]) -> str:
-        lark = Lark(tokens)
+    def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
         has_type = f"{FENCE}json" in self.template
         calls = []
         for name, schema in tools.items():
@@ -55,4 +53,4 @@ class DeepSeek(Form):
             end = f"\n{FENCE}{END_CALL}" if has_type else END_CALL
             calls.append(f"{lark.literal(CALL + head)} {lark.json_object(schema)} {lark.literal(end)}")
         several = lark.several(lark.choice(calls), "\n" if has_type else "", parallel)
-        return lark.source(f"{lark.literal(CALLS)} {several} {lark.literal(END_CALLS)}")
+        return f"{lark.literal(CALLS)} {several} {lark.literal(END_CALLS)}"

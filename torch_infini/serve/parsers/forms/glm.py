@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..form import Form, Tools
 from ..grammar import Lark
 from ..output import OutputParser
@@ -18,6 +16,7 @@ VALUE, END_VALUE = "<arg_value>", "</arg_value>"
 class Glm(Form):
     name = "glm45"
     markers = (BEGIN, KEY)
+    tokens = (BEGIN, END, KEY, END_KEY, VALUE, END_VALUE)
 
     def parse(self, output: OutputParser) -> Steps[None]:
         while (yield from output.content_until(BEGIN)):
@@ -37,9 +36,10 @@ class Glm(Form):
         while has_key:
             key = yield from scanner.before(END_KEY)
             yield from scanner.spaces()
-            is_whole = key is not None and (yield from scanner.literal(VALUE))
-            if key is None or not is_whole:
-                break
+            if key is None or not (yield from scanner.literal(VALUE)):
+                output.end()
+                output.content(KEY if key is None else f"{KEY}{key[0]}{END_KEY}")
+                return True
             is_whole = yield from arguments.read(key[0].strip(), END_VALUE)
             yield from scanner.spaces()
             has_key = yield from scanner.literal(KEY)
@@ -50,10 +50,9 @@ class Glm(Form):
         output.end()
         return True
 
-    def grammar(self, tools: Tools, parallel: bool, tokens: Mapping[str, int]) -> str:
-        lark = Lark(tokens)
+    def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
         calls = []
         for name, schema in tools.items():
             members = lark.parameters(schema, (KEY, f"{END_KEY}\n{VALUE}"), END_VALUE, "\n")
             calls.append(" ".join([lark.literal(f"{BEGIN}{name}\n"), *members, lark.literal(END)]))
-        return lark.source(lark.several(lark.choice(calls), "\n", parallel))
+        return lark.several(lark.choice(calls), "\n", parallel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..form import Form, Tools
@@ -15,16 +15,17 @@ from ..thinking import Thinking
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 ENDS = (END, CALL, RETURN, START)
+MAX_HEADER = 512  # characters
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 IN_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
-THINK = Thinking("harmony", CHANNEL + "analysis", END, True, (CHANNEL, MESSAGE))
+THINK = Thinking("harmony", CHANNEL + "analysis", END, (CHANNEL, MESSAGE))
 
 
 class Harmony(Form):
     name = "harmony"
     markers = (CHANNEL, MESSAGE)
-    has_special_tokens = True
+    tokens = (START, CHANNEL, MESSAGE, END, CALL, RETURN)
     has_reasoning = True
 
     def parse(self, output: OutputParser) -> Steps[None]:
@@ -36,7 +37,7 @@ class Harmony(Form):
             output.reject()
             found = yield from output.content_until(START, CHANNEL)
         while found is not None:
-            header = yield from output.scanner.before(MESSAGE)
+            header = yield from output.scanner.before(MESSAGE, most=MAX_HEADER)
             if header is None or not (yield from self._message(output, found + header[0])):
                 output.reject()
             found = yield from output.content_until(START, CHANNEL)
@@ -69,12 +70,11 @@ class Harmony(Form):
             for message in messages
         ]
 
-    def grammar(self, tools: Tools, parallel: bool, tokens: Mapping[str, int]) -> str:
+    def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
         # The end of a call ends the answer: there is one call, whatever `parallel`.
-        lark = Lark(tokens)
         begin, end = lark.literal(f"{CHANNEL}analysis{MESSAGE}"), lark.literal(f"{START}assistant")
         calls = []
         for name, schema in tools.items():
             head = lark.literal(f"{CHANNEL}commentary to=functions.{name} <|constrain|>json{MESSAGE}")
             calls.append(f"{head} {lark.json_object(schema)}")
-        return lark.source(f"({begin} {lark.until(END)} {end})? {lark.choice(calls)}")
+        return f"({begin} {lark.until(END)} {end})? {lark.choice(calls)}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..form import Form, Tools
 from ..grammar import Lark
 from ..output import OutputParser
@@ -15,6 +13,7 @@ NEW_LINE = "\n"
 
 class Hermes(Form):
     name = "hermes"
+    tokens = (BEGIN, END)
 
     @classmethod
     def recognises(cls, template: str) -> bool:
@@ -29,7 +28,6 @@ class Hermes(Form):
             else:
                 output.reject()
 
-    def grammar(self, tools: Tools, parallel: bool, tokens: Mapping[str, int]) -> str:
-        lark = Lark(tokens)
+    def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
         call = f"{lark.literal(BEGIN + NEW_LINE)} {lark.json_call(tools)} {lark.literal(NEW_LINE + END)}"
-        return lark.source(lark.several(call, NEW_LINE, parallel))
+        return lark.several(call, NEW_LINE, parallel)

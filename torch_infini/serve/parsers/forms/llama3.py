@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..form import Form, Tools
 from ..grammar import Lark
 from ..output import OutputParser
@@ -15,7 +13,7 @@ TAG = "<|python_tag|>"
 class Llama3(Form):
     name = "llama3_json"
     markers = ("<|start_header_id|>", '"parameters"')
-    has_special_tokens = True
+    tokens = (TAG,)
 
     @classmethod
     def recognises(cls, template: str) -> bool:
@@ -48,6 +46,5 @@ class Llama3(Form):
         yield from output.scanner.spaces()
         return (yield from output.json_call())
 
-    def grammar(self, tools: Tools, parallel: bool, tokens: Mapping[str, int]) -> str:
-        lark = Lark(tokens)
-        return lark.source(lark.several(lark.json_call(tools, "parameters"), "; ", parallel))
+    def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
+        return lark.several(lark.json_call(tools, "parameters"), "; ", parallel)

@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..form import Form, Tools
@@ -20,13 +20,13 @@ NAME = re.compile(r"[a-zA-Z0-9_-]*")
 ID = re.compile(r"[a-zA-Z0-9]{9}")  # chat templates reject other ids
 LETTERS = string.ascii_letters + string.digits
 
-THINK = Thinking("mistral", "[THINK]", "[/THINK]", has_special_tokens=True)
+THINK = Thinking("mistral", "[THINK]", "[/THINK]")
 
 
 class Mistral(Form):
     name = "mistral"
     markers = (CALLS,)
-    has_special_tokens = True
+    tokens = (CALLS, CALL_ID, ARGUMENTS)
 
     def parse(self, output: OutputParser) -> Steps[None]:
         while (yield from output.content_until(CALLS)):
@@ -63,8 +63,12 @@ class Mistral(Form):
         """Read a name, perhaps an id, and arguments; return whether a call has begun."""
         scanner = output.scanner
         name = yield from scanner.run(NAME)
+        # Some tokenizers write spaces beside special tokens.
+        yield from scanner.spaces()
         if (yield from scanner.literal(CALL_ID)):
+            yield from scanner.spaces()
             yield from scanner.run(NAME)
+            yield from scanner.spaces()
         yield from scanner.literal(ARGUMENTS)
         return (yield from output.arguments(name))
 
@@ -83,14 +87,13 @@ class Mistral(Form):
             changed.append(message)
         return changed
 
-    def grammar(self, tools: Tools, parallel: bool, tokens: Mapping[str, int]) -> str:
-        lark = Lark(tokens)
+    def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
         if ARGUMENTS not in self.template:
             calls = lark.several(lark.json_call(tools), ", ", parallel)
-            return lark.source(f"{lark.literal(CALLS + '[')} {calls} {lark.literal(']')}")
+            return f"{lark.literal(CALLS + '[')} {calls} {lark.literal(']')}"
         heads = {name: lark.literal(f"{CALLS}{name}{ARGUMENTS}") for name in tools}
         call = lark.choice([f"{heads[name]} {lark.json_object(schema)}" for name, schema in tools.items()])
-        return lark.source(lark.several(call, "", parallel))
+        return lark.several(call, "", parallel)
 
 
 def nine_letters(text: str) -> str:

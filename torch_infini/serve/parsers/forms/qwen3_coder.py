@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..form import Form, Tools
 from ..grammar import Lark
 from ..output import OutputParser
@@ -46,7 +44,11 @@ class Qwen3Coder(Form):
         is_whole = True
         while has_parameter:
             key = yield from scanner.before(">")
-            is_whole = key is not None and (yield from arguments.read(key[0].strip(), END_PARAMETER))
+            if key is None:
+                output.end()
+                output.content(PARAMETER)
+                return True
+            is_whole = yield from arguments.read(key[0].strip(), END_PARAMETER)
             if not is_whole:
                 break
             yield from scanner.spaces()
@@ -58,12 +60,10 @@ class Qwen3Coder(Form):
         output.end()
         return True
 
-    def grammar(self, tools: Tools, parallel: bool, tokens: Mapping[str, int]) -> str:
-        lark = Lark(tokens)
+    def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
         functions = []
         for name, schema in tools.items():
             members = lark.parameters(schema, (PARAMETER, ">\n"), f"\n{END_PARAMETER}", "\n")
             functions.append(" ".join([lark.literal(f"{FUNCTION}{name}>\n"), *members]))
         begin, end = lark.literal(BEGIN + NEW_LINE), lark.literal(END_FUNCTION + NEW_LINE + END)
-        call = f"{begin} {lark.choice(functions)} {end}"
-        return lark.source(lark.several(call, NEW_LINE, parallel))
+        return lark.several(f"{begin} {lark.choice(functions)} {end}", NEW_LINE, parallel)
