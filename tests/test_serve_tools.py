@@ -35,7 +35,7 @@ HEAD = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m
 # What makes a template one of each form; the tests need no more of it.
 TEMPLATES = {
     "hermes": HEAD + "{# <tool_call> #}",
-    "qwen3_coder": HEAD + "{# <function= <parameter= #}",
+    "qwen3_coder": HEAD + "{# <tool_call> <function= <parameter= #}",
     "llama3_json": HEAD + '{# <|start_header_id|> "parameters" #}',
     "mistral": HEAD + "{# [TOOL_CALLS] [ARGS] #}",
     "deepseek": HEAD + "{# <｜tool▁calls▁begin｜> <｜tool▁sep｜> #}",
@@ -332,8 +332,13 @@ def test_what_a_template_gets(service: Service, llm: AsyncLLM, say: Say, monkeyp
     text = llm.engine.tokenizer.decode(seen[-1])
     short = text.split("[")[1].split("]")[0]
     assert len(short) == 9 and short.isalnum() and f"<{short} weather" in text
-    ids = whole(service, messages=[*messages[:1], *messages[3:]])
-    assert ids["choices"][0]["message"]["content"] == "x"
+    # DeepSeek's own join arguments to other texts, also where a request has no tools.
+    for arguments in ("c.function['arguments']", "c.function['arguments'] | tojson"):
+        joining = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ 'x' + A }}{% endfor %}{% endfor %}"
+        say("x", joining.replace("A", arguments) + "{# <｜tool▁calls▁begin｜> <｜tool▁sep｜> #}")
+        answer = ask(service, "POST", CHAT, json={"messages": messages})
+        assert answer.status_code == 200, answer.text
+        assert llm.engine.tokenizer.decode(seen[-1]) == 'x{"city": "Rom"}'
 
 
 def function(**fields: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ class Reading(NamedTuple):
         thinking: How it writes its reasoning; None: reasoning is content.
         is_thinking: Whether the prompt's end has begun the reasoning.
         parallel: Whether an answer may have several calls.
+        template_form: The form of calls in the chat template, which needs earlier messages in its own way.
     """
 
     form: Form | None = None
@@ -29,6 +31,7 @@ class Reading(NamedTuple):
     thinking: Thinking | None = None
     is_thinking: bool = False
     parallel: bool = True
+    template_form: Form | None = None
 
     @property
     def markers(self) -> frozenset[str]:
@@ -41,8 +44,8 @@ class Reading(NamedTuple):
         return OutputParser(self.form, self.tools, self.thinking, self.is_thinking, self.parallel)
 
     def history(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return a conversation's messages as the form's chat templates need them."""
-        return messages if self.form is None else self.form.history(messages)
+        """Return a conversation's messages as the chat template needs them."""
+        return messages if self.template_form is None else self.template_form.history(messages)
 
     def after(self, prompt: Sequence[int], tokenizer: Any) -> Reading:
         """Return the reading of answers to a prompt, whose end may have begun the reasoning."""
@@ -81,22 +84,22 @@ def reading_of(
     """
     template = template_of(tokenizer, bool(tools))
     thinking = thinking_of(template) if reasoning == "auto" else all_thinkings().get(reasoning)
-    form: Form | None = None
-    if tools and template:
-        form = form_of(template) if tool_parser == "auto" else None
-        if tool_parser in all_forms():
-            form = all_forms()[tool_parser](template)
-        if form is None or "tools" not in template:
-            raise no_tools(template, tool_parser)
+    known = form_of(template)
+    if tool_parser in all_forms():
+        known = all_forms()[tool_parser](template)
+    form = known if tools and template and tool_parser != "none" else None
+    if tools and template and (form is None or not has_tools(template)):
+        raise no_tools(template, tool_parser)
     schemas = {tool.function.name: tool.schema_of_parameters for tool in tools} if form is not None else {}
-    if (
-        form is None
-        and thinking is not None
-        and thinking.name in all_forms()
-        and all_forms()[thinking.name].has_reasoning
-    ):
-        form = all_forms()[thinking.name](template)
-    return Reading(form, schemas, thinking, False, parallel)
+    if form is None and thinking is not None and thinking.name in all_forms():
+        reasons = all_forms()[thinking.name]
+        form = reasons(template) if reasons.has_reasoning else None
+    return Reading(form, schemas, thinking, False, parallel, known)
+
+
+def has_tools(template: str) -> bool:
+    """Return whether a chat template has the variable of a request's tools."""
+    return re.search(r"\btools\b", template) is not None
 
 
 def template_of(tokenizer: Any, with_tools: bool) -> str:
@@ -112,7 +115,7 @@ def no_tools(template: str, tool_parser: str) -> ApiError:
     """Return the error of a request with tools where no calls can be read."""
     if tool_parser == "none":
         came = "got tools, and the server was started with --tool-parser none"
-    elif "tools" not in template:
+    elif not has_tools(template):
         came = "got tools, and the model's chat template has none (the server's --chat-template FILE gives it another)"
     else:
         known = ", ".join(all_forms())

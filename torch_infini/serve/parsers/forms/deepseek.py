@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
 from ..form import Form, Tools
 from ..grammar import Lark
 from ..output import OutputParser
@@ -10,6 +15,7 @@ from ..scanner import Steps
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 FENCE = "```"
+AS_OBJECT = re.compile(r"arguments\W{0,4}\s*\|\s*tojson")
 
 
 class DeepSeek(Form):
@@ -45,6 +51,16 @@ class DeepSeek(Form):
             yield from output.close(FENCE)
         return True
 
+    def history(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Write arguments of earlier calls as texts for a template that joins them to others, as DeepSeek's own do."""
+        if AS_OBJECT.search(self.template):
+            return list(messages)
+        changed = []
+        for message in messages:
+            calls = [{**call, "function": as_text(call["function"])} for call in message.get("tool_calls", ())]
+            changed.append({**message, "tool_calls": calls} if calls else message)
+        return changed
+
     def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
         has_type = f"{FENCE}json" in self.template
         calls = []
@@ -54,3 +70,7 @@ class DeepSeek(Form):
             calls.append(f"{lark.literal(CALL + head)} {lark.json_object(schema)} {lark.literal(end)}")
         several = lark.several(lark.choice(calls), "\n" if has_type else "", parallel)
         return f"{lark.literal(CALLS)} {several} {lark.literal(END_CALLS)}"
+
+
+def as_text(function: dict[str, Any]) -> dict[str, Any]:
+    return {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}

@@ -16,7 +16,8 @@ PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 
 class Qwen3Coder(Form):
     name = "qwen3_coder"
-    markers = (FUNCTION, PARAMETER)
+    markers = (BEGIN, FUNCTION, PARAMETER)
+    tokens = (BEGIN, END)
 
     def parse(self, output: OutputParser) -> Steps[None]:
         # The model leaves out the outer marker at times.
