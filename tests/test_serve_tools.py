@@ -341,6 +341,14 @@ def test_what_a_template_gets(service: Service, llm: AsyncLLM, say: Say, monkeyp
         assert llm.engine.tokenizer.decode(seen[-1]) == 'x{"city": "Rom"}'
 
 
+def test_tokens_of_tools(service: Service, say: Say) -> None:
+    say("x")
+    tokens = ask(service, "POST", "/tokenize", json={"messages": MESSAGES, "tools": TOOLS}).json()["count"]
+    assert whole(service)["usage"]["prompt_tokens"] == tokens
+    assert ask(service, "POST", "/tokenize", json={"messages": MESSAGES}).json()["count"] < tokens
+    check_error(ask(service, "POST", "/tokenize", json={"messages": MESSAGES, "tools": [{}]}), "tools[0].type")
+
+
 def function(**fields: Any) -> dict[str, Any]:
     return {"tools": [WEATHER, {"type": "function", "function": {"name": "f", **fields}}]}
 

@@ -263,12 +263,15 @@ def test_reasoning(is_thinking: bool) -> None:
 
 
 def test_without_tools_only_reasoning_is_read() -> None:
-    for text, want in (("<think>a</think>\n\nb ", Answer("b ", "a", [])), (" b <", Answer(" b <", "", []))):
-        for pieces in ([text], list(text)):
+    for text, want in (("<think>a</think>\n\nb c ", Answer("b c ", "a", [])), (" b <", Answer(" b <", "", []))):
+        for pieces in ([text], list(text), [text[at : at + 2] for at in range(0, len(text), 2)]):
             parser = OutputParser(None, None, all_thinkings()["think"])
             events = [event for piece in pieces for event in parser.feed(piece)]
             assert answer_of([*events, *parser.finish()]) == want
     assert OutputParser().feed("a \n") == [Content("a \n")]  # nothing is held back
+    parser = OutputParser(None, None, all_thinkings()["think"])
+    assert parser.feed("<think>a</think>\nb ") == [Reasoning("a"), Content("b ")]
+    assert parser.feed("c ") == [Content("c ")] and parser.finish() == []
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -327,6 +327,7 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: Annotated[str, AfterValidator(check_utf8)] | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
     add_special_tokens: bool | None = None
 
 

@@ -173,7 +173,7 @@ class Service:
             failure.param = "messages"
             raise failure from None
 
-    def reading(self, tools: Sequence[Tool], choice: Choice, parallel: bool) -> Reading:
+    def reading(self, tools: Sequence[Tool], choice: Choice = "auto", parallel: bool = True) -> Reading:
         """Return how the answers of a chat are read.
 
         Args:

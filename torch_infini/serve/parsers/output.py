@@ -62,7 +62,9 @@ class OutputParser:
         self._form, self._thinking, self._is_thinking = form, thinking, is_thinking
         self._parallel = parallel
         self._events: list[Event] = []
-        self._content, self._reasoning = Trimmed(strips=False), Trimmed(strips=True)
+        # White space is held back for a call that may follow.
+        self._content = Trimmed(strips=False, holds=form is not None)
+        self._reasoning = Trimmed(strips=True)
         self._marker = ""
         self._is_open = False  # whether a call has begun and not ended
         self._is_valid = True  # whether the arguments that were read last are complete and valid
@@ -119,9 +121,7 @@ class OutputParser:
 
     def content(self, text: str) -> None:
         """Add content; white space beside calls and reasoning is left out."""
-        if self._form is None and not self._content.strips:
-            append(self._events, Content(text))
-        elif shown := self._content.add(text):
+        if shown := self._content.add(text):
             append(self._events, Content(shown))
 
     def reasoning(self, text: str) -> None:
@@ -283,29 +283,33 @@ class OutputParser:
 
 
 class Trimmed:
-    """Text without the white space at its end, and with `strips` at its beginning, that arrives in pieces.
+    """Text without the white space at its beginning or end, that arrives in pieces.
+
+    Args:
+        strips: Whether white space at the beginning is left out.
+        holds: Whether white space at the end is held back.
 
     Attributes:
         strips: Whether white space that comes next is left out.
     """
 
-    def __init__(self, strips: bool) -> None:
-        self.strips = strips
+    def __init__(self, strips: bool, holds: bool = True) -> None:
+        self.strips, self._holds = strips, holds
         self._has_begun = False
         self._spaces: list[str] = []
         self._gap = ""
 
     def add(self, text: str) -> str:
         """Return the text that a piece makes final."""
-        shown = text.rstrip(SPACES)
+        text = text.lstrip(SPACES) if self.strips else text
+        shown = text.rstrip(SPACES) if self._holds else text
         if not shown:
             self._spaces += [] if self.strips else [text]
             return ""
         before = self._gap if self.strips else "".join(self._spaces)
         self._spaces = [text[len(shown) :]]
-        shown = before + (shown.lstrip(SPACES) if self.strips else shown)
         self._gap, self.strips, self._has_begun = "", False, True
-        return shown
+        return before + shown
 
     def pause(self) -> None:
         """Leave out the white space here and before what follows; if there is text on both sides, keep that here."""

@@ -11,6 +11,7 @@ from ..encoding import json_response
 from ..errors import ApiError
 from ..schemas import DetokenizeBody, TokenizeBody
 from ..service import Service, bytes_in
+from ..tool_schemas import check_tools
 
 router = APIRouter()
 
@@ -26,7 +27,11 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     if body.messages is not None:
         for at, message in enumerate(body.messages):
             message.check(f"messages[{at}].")
-        tokens = await service.encode_chat([message.plain() for message in body.messages], bounded=False)
+        tools = body.tools or []
+        check_tools(tools)
+        messages = service.reading(tools).history([message.plain() for message in body.messages])
+        template = {"tools": [tool.plain() for tool in tools]} if tools else None
+        tokens = await service.encode_chat(messages, template, bounded=False)
     elif body.add_special_tokens is False:
         text = body.prompt or ""
         tokens = await service.in_tokenizer(encode_plain, tokenizer_of(service), text, size=bytes_in(text))
