@@ -16,6 +16,7 @@ import llguidance
 
 from support.tool_forms import ARGUMENTS, HARMONY, TEMPLATES, TOOLS, read, rendered
 from torch_infini.serve.parsers import all_forms, all_thinkings
+from torch_infini.serve.reading import Reading
 
 MARKERS = {name: form.tokens for name, form in all_forms().items()}
 MARKERS["qwen3_coder"] = ("<tool_call>", "</tool_call>")
@@ -97,6 +98,21 @@ def test_reasoning_comes_before_the_calls(kind: str) -> None:
     call = written("harmony", [("get_weather", {"city": "a"})])
     text = f"<|channel|>analysis<|message|>so<|end|><|start|>assistant{call}"
     assert is_accepted("harmony", kind, grammar_of("harmony", kind), text)
+
+
+def test_a_named_function_is_the_only_call() -> None:
+    tokenizer, _ = tokenizer_of("hermes", "added")
+    added = {str(entry.content): token for token, entry in tokenizer.added_tokens_decoder.items()}
+    reading = Reading(all_forms()["hermes"](), TOOLS, all_thinkings()["think"])
+    now, other = written("hermes", [("now", {})]), written("hermes", [("get_weather", {"city": "a"})])
+    grammar = reading.grammar(("now",), added)
+    assert is_accepted("hermes", "added", grammar, f"<think>so</think>\n\n{now}")
+    assert not any(is_accepted("hermes", "added", grammar, text) for text in (other, f"{now}\n{now}"))
+    grammar = reading.grammar("required", added)
+    assert all(is_accepted("hermes", "added", grammar, text) for text in (now, other, f"{now}\n{other}"))
+    grammar = reading._replace(parallel=False).grammar("required", added)
+    assert is_accepted("hermes", "added", grammar, other)
+    assert not is_accepted("hermes", "added", grammar, f"{now}\n{other}")
 
 
 SMALL: dict[str, Any] = {

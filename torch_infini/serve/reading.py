@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .errors import ApiError
 from .parsers import Form, OutputParser, Thinking, Tools, all_forms, all_thinkings, form_of, thinking_of
 from .token_texts import TokenTexts
-from .tool_schemas import Tool
+from .tool_schemas import Choice, Tool
 
 TAIL = 16  # the most tokens at a prompt's end that begin the reasoning
 
@@ -53,6 +53,18 @@ class Reading(NamedTuple):
             return self
         end = str(tokenizer.decode(prompt[-TAIL:])).rstrip()
         return self._replace(is_thinking=end.endswith(self.thinking.begin))
+
+    def grammar(self, choice: Choice, tokens: Mapping[str, int]) -> str:
+        """Return the grammar of an answer that must have a call: Lark's syntax for llguidance.
+
+        Args:
+            choice: The request's tool_choice: "required", or the name of the function of the only call.
+            tokens: The tokenizer's added tokens by their texts.
+        """
+        assert self.form is not None
+        named = {choice[0]: self.tools[choice[0]]} if isinstance(choice, tuple) else self.tools
+        parallel = self.parallel and not isinstance(choice, tuple)
+        return self.form.grammar(named, parallel, tokens, self.thinking, self.is_thinking)
 
     def reasoning_tokens(self, tokens: Iterable[int], texts: TokenTexts) -> int:
         """Return how many of an answer's tokens are reasoning or its markers."""
