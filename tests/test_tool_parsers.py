@@ -102,6 +102,7 @@ MALFORMED = [
     ("hermes", hermes('{"name": "now", "arguments": [1]}')),
     ("hermes", hermes('{"name": "now", "arguments": "no object"}')),
     ("hermes", hermes('{"name": "now", "arguments": {bad}}')),
+    ("hermes", hermes('{"name": "now", "arguments": "{\\"a\\": \\"\\ud800\\"}"}')),
     ("hermes", hermes("{'name': 'now', 'arguments': {}}")),
     ("hermes", hermes('["name", "now"]')),
     ("hermes", '<tool_call>\n{"name": "now", "argu'),

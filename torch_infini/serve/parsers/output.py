@@ -73,7 +73,8 @@ class OutputParser:
 
     def feed(self, piece: str) -> list[Event]:
         """Return the events of the next piece of text; text that may begin a marker or end in white space is held."""
-        self.scanner.add(piece)
+        if not self._is_done:
+            self.scanner.add(piece)
         return self._step()
 
     def finish(self) -> list[Event]:
@@ -323,8 +324,9 @@ class Trimmed:
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is an object in JSON."""
+    """Return whether a text is an object in JSON, and text that UTF-8 can encode."""
     try:
+        text.encode()
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False

@@ -90,7 +90,7 @@ class InferenceServer:
         if unknown := sorted(serving.keys() - known):
             raise ValueError(f"{_NAME}: further arguments must be of {', '.join(sorted(known))}, got {unknown[0]}")
         self.settings = ServeSettings(
-            **{"model_names": (name,), **serving},
+            **{"model_names": (name,), "reasoning_parser": "none", **serving},  # InfiniLM's leaves it in the content
             any_model=True,
             sampling={**sampling, "max_tokens": params.max_tokens},
         )
