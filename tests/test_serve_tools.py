@@ -396,6 +396,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": "now"}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
     ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]}, "messages[0].reasoning_content"),
@@ -440,6 +441,87 @@ def test_templates_by_name(service: Service, say: Say) -> None:
     say(CALL)
     service.llm.engine.tokenizer.chat_template = {"default": HEAD, "tool_use": TEMPLATES["hermes"]}
     assert both(service)["finish_reason"] == "tool_calls"
+
+
+STRICT = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["a", "b"]}, "sure": {"type": "boolean"}},
+    "required": ["kind", "sure"],
+    "additionalProperties": False,
+}
+PICKS = [
+    {"type": "function", "function": {"name": name, "parameters": STRICT, "strict": True}}
+    for name in ("pick", "choose")
+]
+
+
+@pytest.mark.parametrize("template", [*(answer[0] for answer in ANSWERS), "think", "begun"])
+def test_a_call_that_must_be(template: str, service: Service, say: Say) -> None:
+    """Whatever the model would write: the grammar leaves it calls alone, and reasoning before them."""
+    pytest.importorskip("llguidance")
+    # Of these the grammar takes the reasoning and the channel.
+    begun = {"think": "<think>no</think>No.", "begun": "no</think>No.", "harmony": "<|channel|>commentary|final"}
+    say(begun.get(template, "No, thank you."), template)
+    fields: dict[str, Any] = {"tools": PICKS, "temperature": 0}
+    for choice, names in (("required", {"pick", "choose"}), (named("choose"), {"choose"})):
+        answer = both(service, **fields, tool_choice=choice, parallel_tool_calls=False)
+        (call,) = answer["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert answer["finish_reason"] == "tool_calls" and not answer["message"]["content"]
+        assert call["function"]["name"] in names
+        assert set(arguments) == {"kind", "sure"} and arguments["kind"] in "ab" and type(arguments["sure"]) is bool
+    assert answer["message"].get("reasoning_content") == ("no" if template in ("think", "begun") else None)
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def test_what_a_model_writes_of_calls_that_must_be(service: Service, say: Say) -> None:
+    """Where the grammar permits it, it is what the model would have written anyway."""
+    pytest.importorskip("llguidance")
+    first, second = (CALL.replace(ARGUMENTS, text).replace("weather", "pick") for text in PICKED)
+    say(f"<think>\nso\n</think>\n\n{first}\n{second}", "think")
+    message = both(service, tools=PICKS, tool_choice="required")["message"]
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == PICKED
+    assert message["reasoning_content"] == "so" and message["content"] is None
+    cut = both(service, tools=PICKS, tool_choice="required", max_tokens=60)
+    assert cut["finish_reason"] == "length"
+
+
+PICKED = ['{"kind": "a", "sure": true}', '{"kind": "b", "sure": false}']
+
+
+@pytest.mark.parametrize("template", ["think", "begun", "harmony", "hermes"])
+def test_texts_of_a_form_come_after_reasoning(template: str, service: Service, say: Say) -> None:
+    """JSON and choices; regular expressions have the answer for themselves."""
+    pytest.importorskip("llguidance")
+    begin = {"think": "<think>\nso\n</think>\n\n", "begun": "so\n</think>\n\n"}.get(template, "")
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": STRICT}}
+    say(begin + PICKED[0], template)
+    for fields in ({"response_format": schema}, {"response_format": {"type": "json_object"}}):
+        message = both(service, tools=None, **fields)["message"]
+        assert message["content"] == PICKED[0] and message.get("reasoning_content") == ("so" if begin else None)
+    say(begin + "yes", template)
+    message = both(service, tools=TOOLS, structured_outputs={"choice": ["yes", "no"]})["message"]
+    assert message["content"] == "yes" and message.get("reasoning_content") == ("so" if begin else None)
+    say("yes", template)
+    message = both(service, tools=None, structured_outputs={"regex": "yes|no"})["message"]
+    assert message == {"role": "assistant", "content": "yes", "refusal": None}
+
+
+def test_calls_that_cannot_be(service: Service, say: Say) -> None:
+    pytest.importorskip("llguidance")
+    say("x")
+    body = {"messages": MESSAGES, "tools": PICKS, "tool_choice": "required", "max_tokens": 4}
+    for fields, param in (
+        ({"response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"structured_outputs": {"regex": "a"}}, "tool_choice"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        (function(name="f", parameters={"type": "object", "properties": {"a": {"type": "nothing"}}}), "tools"),
+        (function(name="f", parameters={"type": "object", "title": "a" * (1 << 19)}), "tools"),
+    ):
+        check_error(ask(service, "POST", CHAT, json={**body, **fields}), param)
 
 
 def test_unknown_parsers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,12 +105,12 @@ def test_a_named_function_is_the_only_call() -> None:
     added = {str(entry.content): token for token, entry in tokenizer.added_tokens_decoder.items()}
     reading = Reading(all_forms()["hermes"](), TOOLS, all_thinkings()["think"])
     now, other = written("hermes", [("now", {})]), written("hermes", [("get_weather", {"city": "a"})])
-    grammar = reading.grammar(("now",), added)
+    grammar = str(reading.form_of_call(("now",), added).grammar)
     assert is_accepted("hermes", "added", grammar, f"<think>so</think>\n\n{now}")
     assert not any(is_accepted("hermes", "added", grammar, text) for text in (other, f"{now}\n{now}"))
-    grammar = reading.grammar("required", added)
+    grammar = str(reading.form_of_call("required", added).grammar)
     assert all(is_accepted("hermes", "added", grammar, text) for text in (now, other, f"{now}\n{other}"))
-    grammar = reading._replace(parallel=False).grammar("required", added)
+    grammar = str(reading._replace(parallel=False).form_of_call("required", added).grammar)
     assert is_accepted("hermes", "added", grammar, other)
     assert not is_accepted("hermes", "added", grammar, f"{now}\n{other}")
 
@@ -140,10 +140,10 @@ def test_whatever_is_generated_is_read_back(template: str) -> None:
     rng = random.Random(0)
     mask = allocate_token_bitmask(1, of_grammars.vocab_size)
     ended = 0
-    for _ in range(8):
+    for _ in range(5):
         matcher = llguidance.LLMatcher(of_grammars, grammar)
         tokens: list[int] = []
-        while len(tokens) < 400:
+        while len(tokens) < 300:
             fill_next_token_bitmask(matcher, mask)
             allowed = [token for token in range(of_grammars.vocab_size) if mask[0, token // 32] >> (token % 32) & 1]
             # Ends of strings and markers, so that texts end; letters of one byte, so that they are text.
@@ -163,7 +163,7 @@ def test_whatever_is_generated_is_read_back(template: str) -> None:
         assert got.content == "" and got.calls, text
         for called, arguments in got.calls:
             check(json.loads(arguments), called)
-    assert ended > 2
+    assert ended > 1
 
 
 def check(arguments: dict[str, Any], name: str) -> None:

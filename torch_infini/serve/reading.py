@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..engine import StructuredOutputsParams
+from ..engine.grammar import WHITE_SPACE
 from .errors import ApiError
-from .parsers import Form, OutputParser, Thinking, Tools, all_forms, all_thinkings, form_of, thinking_of
+from .parsers import Form, Lark, OutputParser, Thinking, Tools, all_forms, all_thinkings, form_of, thinking_of
 from .token_texts import TokenTexts
 from .tool_schemas import Choice, Tool
 
@@ -54,17 +56,46 @@ class Reading(NamedTuple):
         end = str(tokenizer.decode(prompt[-TAIL:])).rstrip()
         return self._replace(is_thinking=end.endswith(self.thinking.begin))
 
-    def grammar(self, choice: Choice, tokens: Mapping[str, int]) -> str:
-        """Return the grammar of an answer that must have a call: Lark's syntax for llguidance.
+    def form_of_call(self, choice: Choice, tokens: Mapping[str, int]) -> StructuredOutputsParams:
+        """Return the form of an answer that must have a call.
 
         Args:
             choice: The request's tool_choice: "required", or the name of the function of the only call.
             tokens: The tokenizer's added tokens by their texts.
+
+        Raises:
+            ValueError: If the tools' schemas are too large.
         """
         assert self.form is not None
         named = {choice[0]: self.tools[choice[0]]} if isinstance(choice, tuple) else self.tools
         parallel = self.parallel and not isinstance(choice, tuple)
-        return self.form.grammar(named, parallel, tokens, self.thinking, self.is_thinking)
+        grammar = self.form.grammar(named, parallel, tokens, self.thinking, self.is_thinking)
+        return StructuredOutputsParams(grammar=grammar)
+
+    def after_reasoning(
+        self, form: StructuredOutputsParams, tokens: Mapping[str, int]
+    ) -> tuple[Reading, StructuredOutputsParams]:
+        """Return the reading and the form of answers with a form, which reasoning may come before.
+
+        A regular expression and a grammar leave no place for reasoning: an answer begins with them.
+        """
+        thinking = self.thinking
+        no_calls = self._replace(form=None)
+        if thinking is None or self.form_reasons or form.form in ("regex", "grammar"):
+            return no_calls._replace(thinking=None), form
+        lark = Lark(tokens)
+        if form.choice is not None:
+            text = lark.choice([lark.literal(one) for one in form.choice])
+        else:
+            schema = form.json if isinstance(form.json, Mapping) else {"type": "object"}
+            text = lark.json(schema, white_space_of(form))
+        thought = lark.thought(thinking.begin, thinking.end, self.is_thinking)
+        return no_calls, StructuredOutputsParams(grammar=lark.source(f"{thought} {text}"))
+
+    @property
+    def form_reasons(self) -> bool:
+        """Whether the form of calls has the reasoning in it."""
+        return self.form is not None and self.form.has_reasoning
 
     def reasoning_tokens(self, tokens: Iterable[int], texts: TokenTexts) -> int:
         """Return how many of an answer's tokens are reasoning or its markers."""
@@ -107,6 +138,13 @@ def reading_of(
         reasons = all_forms()[thinking.name]
         form = reasons(template) if reasons.has_reasoning else None
     return Reading(form, schemas, thinking, False, parallel, known)
+
+
+def white_space_of(form: StructuredOutputsParams) -> dict[str, Any]:
+    """Return llguidance's options for white space in JSON, as the engine takes them for a form that is not changed."""
+    if form.disable_any_whitespace:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": form.whitespace_pattern or WHITE_SPACE}
 
 
 def has_tools(template: str) -> bool:

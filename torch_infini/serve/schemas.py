@@ -282,6 +282,15 @@ class ChatBody(SamplingBody):
         super().reject_unsupported(within)
         check_tools(self.tools or [])
         check_choice(self.tool_choice, self.tools or [])
+        has_form = self.response_format is not None and self.response_format.type != "text"
+        if self.must_call and (has_form or self.structured_outputs is not None):
+            rule = "tool_choice must be none or auto where the text has a form, got another"
+            raise ApiError(400, rule, "tool_choice")
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer must have a call."""
+        return self.tool_choice not in ("none", "auto")
 
     def template_arguments(self) -> dict[str, Any]:
         """Return the chat template's variables besides the messages; ApiError for a reserved name."""

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -173,22 +174,47 @@ class Service:
             failure.param = "messages"
             raise failure from None
 
-    def reading(self, tools: Sequence[Tool], choice: Choice = "auto", parallel: bool = True) -> Reading:
+    def reading(self, tools: Sequence[Tool], parallel: bool = True) -> Reading:
         """Return how the answers of a chat are read.
 
         Args:
             tools: The tools that the model may call.
-            choice: The request's tool_choice.
             parallel: Whether an answer may have several calls.
 
         Raises:
-            ApiError: If calls cannot be read, or not be required.
+            ApiError: If there are tools, and no calls can be read.
         """
-        if choice not in ("none", "auto"):
-            raise ApiError(400, "tool_choice must be none or auto (more is not supported), got another", "tool_choice")
         settings = self.settings
         tokenizer = self.llm.engine.tokenizer
         return reading_of(tokenizer, tools, parallel, settings.tool_parser, settings.reasoning_parser)
+
+    def read_after(
+        self, prompt: list[int], reading: Reading, params: SamplingParams, choice: Choice
+    ) -> tuple[Reading, SamplingParams]:
+        """Return how the answers to a prompt are read, and the settings that give them the form that is asked for.
+
+        Args:
+            prompt: The conversation's tokens.
+            reading: The request's, before the prompt was known.
+            params: The request's settings.
+            choice: The request's tool_choice.
+
+        Raises:
+            ApiError: If a call is required, and the tools or other settings do not permit it.
+        """
+        if self.token_texts is None:
+            return reading, params
+        reading = reading.after(prompt, self.llm.engine.tokenizer)
+        form, added = params.structured_outputs, self.token_texts.added
+        try:
+            if choice not in ("none", "auto"):
+                form = reading.form_of_call(choice, added)
+            elif form is not None:
+                reading, form = reading.after_reasoning(form, added)
+            skips = params.skip_special_tokens and not reading.markers & self.token_texts.special
+            return reading, replace(params, structured_outputs=form, skip_special_tokens=skips)
+        except ValueError as error:
+            raise bad_request(error, grammar="tools") from None
 
     async def compile_form(self, params: SamplingParams, field: str) -> None:
         """Compile the form of the text beside other requests; ApiError, with this field, if it is invalid."""

@@ -87,9 +87,9 @@ def form_of(response_format: ResponseFormat | None, forms: StructuredOutputs | N
 
 
 def invalid_form(error: ValueError, param: str) -> ApiError:
-    """Return the error of a form that was given in this field, SCHEMA or FORMS."""
+    """Return the error of a form that was given in this field: SCHEMA, FORMS or tools."""
     names = ("json", "regex", "choice", "grammar", "json_object", "whitespace_pattern")
-    failure = bad_request(error, **{name: param if param == SCHEMA else f"{param}.{name}" for name in names})
+    failure = bad_request(error, **{name: param if param != FORMS else f"{param}.{name}" for name in names})
     if failure.param is None or not failure.param.startswith(param):
         failure.param = param
     return failure

@@ -5,6 +5,7 @@ OutputParser reads an answer, forms/ has a file for each form. To add a form, ad
 
 from .events import CallBegin, CallDelta, CallEnd, Content, Event, Reasoning
 from .form import Form, Tools, all_forms, all_thinkings, form_of, thinking_of
+from .grammar import Lark
 from .output import OutputParser
 from .scanner import Scanner, Steps
 from .thinking import Thinking
@@ -16,6 +17,7 @@ __all__ = [
     "Content",
     "Event",
     "Form",
+    "Lark",
     "OutputParser",
     "Reasoning",
     "Scanner",

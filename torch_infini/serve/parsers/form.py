@@ -16,8 +16,6 @@ from .thinking import Thinking
 
 Tools = Mapping[str, Mapping[str, Any]]  # the JSON schema of the parameters, by the tool's name
 
-SPACES = "/[ \\n]{0,4}/"  # between reasoning and calls
-
 
 class Form:
     """How a family of models writes tool calls.
@@ -80,10 +78,7 @@ class Form:
         calls = self.calls(lark, tools, parallel)
         if thinking is None or self.has_reasoning:
             return lark.source(calls)
-        thought = f"{lark.until(thinking.end)} {SPACES}"
-        if is_thinking:
-            return lark.source(f"{thought} {calls}")
-        return lark.source(f"({SPACES} {lark.literal(thinking.begin)} {thought})? {calls}")
+        return lark.source(f"{lark.thought(thinking.begin, thinking.end, is_thinking)} {calls}")
 
     def new_id(self) -> str:
         """Make the id of a call."""

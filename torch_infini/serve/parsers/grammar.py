@@ -11,6 +11,9 @@ from .parameters import types_of
 
 Schema = Mapping[str, Any]
 ANY = r"(?s:.*)"
+SPACES = r"/[ \n]{0,4}/"  # beside reasoning
+# White space in JSON as chat templates write it; models may write other white space without end.
+SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Lark:
@@ -57,8 +60,21 @@ class Lark:
 
     def json_object(self, schema: Schema) -> str:
         """Return the expression of an object in JSON that a tool's schema allows."""
-        whole = {"type": "object", **schema}
-        return self.rule(f"%json {json.dumps(whole)}")
+        return self.json({"type": "object", **schema})
+
+    def json(self, schema: Schema, options: Mapping[str, Any] = SEPARATORS) -> str:
+        """Return the expression of a value in JSON that a schema allows.
+
+        Args:
+            schema: The schema.
+            options: Those of llguidance for white space.
+        """
+        return self.rule(f"%json {json.dumps({**schema, 'x-guidance': options})}")
+
+    def thought(self, begin: str, end: str, has_begun: bool) -> str:
+        """Return the expression of reasoning before a text, which may be left out unless the prompt has begun it."""
+        rest = f"{self.until(end)} {SPACES}"
+        return rest if has_begun else f"({SPACES} {self.literal(begin)} {rest})?"
 
     def json_call(self, tools: Mapping[str, Schema], arguments: str = "arguments") -> str:
         """Return the expression of {"name": ..., "arguments": ...}.
@@ -110,7 +126,7 @@ class Lark:
         if not isinstance(value, Mapping) or not kinds or "string" in kinds:
             return self.until(end)
         definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-        return f"{self.rule(f'%json {json.dumps({**definitions, **value})}')} {self.literal(end)}"
+        return f"{self.json({**definitions, **value})} {self.literal(end)}"
 
 
 def quoted(text: str) -> str:

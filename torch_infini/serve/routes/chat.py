@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -24,15 +22,13 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     service.admit(1, params, "messages")
     template = body.template_arguments()
     conversation = body.conversation()
-    reading = service.reading(body.offered, body.tool_choice, body.parallel_tool_calls is not False)
-    if service.token_texts is not None and reading.markers & service.token_texts.special:
-        params = replace(params, skip_special_tokens=False)
-    conversation = reading.history(conversation)
-    prompt = await run_until_disconnect(request.receive, service.encode_chat(conversation, template))
+    reading = service.reading(body.offered, body.parallel_tool_calls is not False)
+    encoding = service.encode_chat(reading.history(conversation), template)
+    prompt = await run_until_disconnect(request.receive, encoding)
     if prompt is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    await service.compile_form(params, body.form_field)
+    reading, params = service.read_after(prompt, reading, params, body.tool_choice)
+    await service.compile_form(params, "tools" if body.must_call else body.form_field)
     generation = service.start([prompt], params, "messages", body.token_limit, adapter)
-    reading = reading.after(prompt, service.llm.engine.tokenizer)
     answer = ChatAnswer(name, service.token_texts, service.fingerprint, reading)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)
