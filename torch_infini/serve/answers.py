@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..engine import CompletionOutput, RequestOutput, TokenLogprobs
+from .encoding import DONE, to_event
+from .errors import ApiError
 from .parsers import CallBegin, CallDelta, Content, Event, OutputParser, Reasoning
 from .reading import Reading
 from .token_texts import TokenTexts
@@ -75,6 +77,18 @@ class Answer:
     def usage(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         """Return the numbers of tokens."""
         return usage_of(outputs)
+
+    def event(self, chunk: dict[str, Any]) -> bytes:
+        """Return a chunk as an event of the stream."""
+        return to_event(chunk)
+
+    def end(self, outputs: Iterable[RequestOutput], include_usage: bool) -> bytes:
+        """Return the events at the stream's end."""
+        return (to_event(self.usage_chunk(outputs)) if include_usage else b"") + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the events of a stream that an error ends, whose status has been sent."""
+        return to_event(error.body()) + DONE
 
     def text_of(self, token: int) -> str:
         """Return a token's text; token_id:N if there is no tokenizer."""

@@ -31,6 +31,14 @@ KINDS = {
     500: ("server_error", "internal_error"),
     503: ("server_error", "unavailable"),
 }
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 ENGINE_FAILED = "the engine could not compute the request; the server's log has the cause"
 SHOWN = 80  # the most characters of a value in a message
 
@@ -57,14 +65,19 @@ class ApiError(HTTPException):
         super().__init__(status, message, headers)
         self.param, self.code = param, code
 
-    def body(self) -> dict[str, Any]:
-        """Return the error object."""
-        kind, code = KINDS.get(self.status_code, ("invalid_request_error", None))
+    def body(self, path: str = "") -> dict[str, Any]:
+        """Return the error object for a request of this path: clients of Anthropic's interface know another one."""
         message, param = (None if text is None else printable(text) for text in (self.detail, self.param))
+        status = self.status_code
+        if path.startswith(ANTHROPIC_PATH):
+            kind = ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+            return {"type": "error", "error": {"type": kind, "message": message}}
+        kind, code = KINDS.get(status, ("invalid_request_error", None))
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code or code}}
 
-    def response(self) -> Response:
-        return json_response(self.body(), self.status_code, dict(self.headers or {}))
+    def response(self, path: str = "") -> Response:
+        """Return the response to a request of this path."""
+        return json_response(self.body(path), self.status_code, dict(self.headers or {}))
 
 
 def bad_request(error: ValueError, **names: str) -> ApiError:
@@ -120,19 +133,19 @@ def add_handlers(app: FastAPI) -> None:
         if not isinstance(error, ApiError):
             detail = {404: f"there is no {request.method} {shown(request.url.path)}"}.get(error.status_code)
             error = ApiError(error.status_code, detail or str(error.detail), headers=dict(error.headers or {}))
-        return error.response()
+        return error.response(request.url.path)
 
     async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         kind = request.headers.get("content-type", "")
         if not re.match(r"application/([\w.-]+\+)?json\s*(;|$)", kind):
             came = shown(kind) if kind else "none"
-            return ApiError(415, f"Content-Type must be application/json, got {came}").response()
-        return invalid(error.errors()[0]).response()
+            return ApiError(415, f"Content-Type must be application/json, got {came}").response(request.url.path)
+        return invalid(error.errors()[0]).response(request.url.path)
 
     async def on_fault(request: Request, error: Exception) -> Response:
         # Starlette raises the error again after this response, and uvicorn logs it.
-        return ApiError(500, "the server failed; its log has the cause").response()
+        return ApiError(500, "the server failed; its log has the cause").response(request.url.path)
 
     app.add_exception_handler(StarletteHTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)

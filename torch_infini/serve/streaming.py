@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ..engine import CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
 from ..engine.outputs import Finish
 from .answers import Answer, DeltaTracker
-from .encoding import DONE, PING, json_response, to_event
+from .encoding import PING, json_response
 from .errors import ApiError
 from .generation import Generation
 
@@ -49,9 +49,8 @@ def respond_empty(
     parts = DeltaTracker(params.n, answer)
     new = [part for at, output in enumerate(outputs) for part in parts.new(at, output)]
     chunks = [chunk for part in new for chunk in answer.chunks(part, include_usage)]
-    if include_usage:
-        chunks.append(answer.usage_chunk(outputs))
-    return Response(b"".join([*map(to_event, chunks), DONE]), 200, HEADERS, "text/event-stream")
+    data = b"".join(map(answer.event, chunks)) + answer.end(outputs, include_usage)
+    return Response(data, 200, HEADERS, "text/event-stream")
 
 
 async def events(
@@ -66,14 +65,12 @@ async def events(
                     yield PING
                     continue
                 chunks = (chunk for part in parts.new(*new) for chunk in answer.chunks(part, include_usage))
-                data = b"".join(map(to_event, chunks))
+                data = b"".join(map(answer.event, chunks))
                 if data:
                     yield data
-        if include_usage:
-            yield to_event(answer.usage_chunk(parts.outputs.values()))
+        yield answer.end(parts.outputs.values(), include_usage)
     except ApiError as error:
-        yield to_event(error.body())
-    yield DONE
+        yield answer.failure(error)
 
 
 class EventStream(Response):
