@@ -524,6 +524,17 @@ def test_calls_that_cannot_be(service: Service, say: Say) -> None:
         check_error(ask(service, "POST", CHAT, json={**body, **fields}), param)
 
 
+def test_calls_that_must_be_without_llguidance(service: Service, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    say("x")
+
+    def compile_grammar(params: Any) -> None:
+        raise ImportError("structured outputs need llguidance")
+
+    monkeypatch.setattr(service.llm.engine, "compile_grammar", compile_grammar)
+    body = {"messages": MESSAGES, "tools": PICKS, "tool_choice": "required"}
+    check_error(ask(service, "POST", CHAT, json=body), "tool_choice", "need llguidance")
+
+
 def test_unknown_parsers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="tool_parser must be auto, none, deepseek, glm45, .*, got 'x'"):
         ServeSettings(("a",), tool_parser="x")

@@ -223,6 +223,7 @@ class Service:
         try:
             await self.in_tokenizer(self.llm.engine.compile_grammar, params, size=LONG)
         except ImportError as error:
+            field = "tool_choice" if field == "tools" else field
             raise ApiError(400, f"{field} must be null on this server, got a form: {error}", field) from None
         except ValueError as error:
             raise invalid_form(error, field) from None
