@@ -368,6 +368,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{**WEATHER, "other": 1}]}, "tools[0].other"),
     ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name"),
     ({"tools": [WEATHER] * 129}, "tools"),
+    ({"tools": [None] * 500_000}, "tools"),
     (function(name=""), "tools[1].function.name"),
     (function(name="a b"), "tools[1].function.name"),
     (function(name="a\n"), "tools[1].function.name"),

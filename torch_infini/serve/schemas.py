@@ -15,7 +15,7 @@ from ..engine import SamplingParams
 from .errors import ApiError, bad_request, shown
 from .fields import Body, check_utf8, validator
 from .structured import FORMS, SCHEMA, ResponseFormat, StructuredOutputs, form_of
-from .tool_schemas import MAX_TOOLS, Calls, Tool, ToolChoice, check_choice, check_tools
+from .tool_schemas import Calls, Tool, ToolChoice, ToolList, check_choice, check_tools
 
 MAX_STOPS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, MAX_SAMPLES = 64, 1024, 20, 128
 LARGEST = 2**63 - 1
@@ -254,7 +254,7 @@ class ChatBody(SamplingBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: ToolList = None
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool | None = None
 
@@ -336,7 +336,7 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: Annotated[str, AfterValidator(check_utf8)] | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: ToolList = None
     add_special_tokens: bool | None = None
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from .errors import ApiError, shown
 from .fields import Body, check_utf8, validator
@@ -43,6 +43,13 @@ class Tool(Body):
         function = {"name": self.function.name, "description": self.function.description}
         shown = {name: value for name, value in function.items() if value is not None}
         return {"type": "function", "function": {**shown, "parameters": self.schema_of_parameters}}
+
+
+def count_tools(value: Any) -> Any:
+    """Return a list of tools that is not too long, before each of them is checked."""
+    if isinstance(value, list) and len(value) > MAX_TOOLS:
+        raise ValueError(f"must have at most {MAX_TOOLS} tools, got {len(value)}")
+    return value
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -138,6 +145,7 @@ def calls_of(value: Any) -> list[dict[str, Any]]:
     return calls
 
 
+ToolList = Annotated[list[Tool] | None, BeforeValidator(count_tools)]
 ToolChoice = Annotated[
     Choice,
     validator(
