@@ -19,6 +19,7 @@ from .errors import ApiError, bad_request, shown
 from .generation import Generation
 from .metrics import ServerMetrics
 from .reading import Reading, reading_of
+from .responses.store import ResponseStore
 from .schemas import Message
 from .settings import ServeSettings
 from .structured import invalid_form
@@ -61,6 +62,7 @@ class Service:
         fingerprint: The system_fingerprint of answers.
         sampling: Fields of SamplingParams for requests that do not give them: the model's, overridden by settings'.
         adapters: The settings' adapters by name; all are loaded.
+        responses: The responses that /v1/responses keeps.
 
     Raises:
         FileNotFoundError: For an adapter whose folder or a file of it does not exist.
@@ -83,6 +85,7 @@ class Service:
         self.adapters = {adapter.lora_name: adapter for adapter in settings.adapters}
         for adapter in settings.adapters:
             llm.engine.load_adapter(adapter)
+        self.responses = ResponseStore()
         self._generations: dict[Generation, int] = {}
         # One thread for short texts, one for long ones. Neither changes the tokenizer's settings.
         self._tokenizing = ThreadPoolExecutor(1, "torch_infini.serve tokenizer")
