@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
+from support.scripted_llm import Say, sayer, scripted_llm
 from support.serving import MODEL, ask, events_of, service_of, serving
 from torch_infini import AsyncLLM
 from torch_infini.__main__ import main
 from torch_infini.serve import ServeSettings, Service
-from torch_infini.testing.checkpoints import random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CHAT = "/v1/chat/completions"
@@ -29,8 +26,6 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"t
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}
 TOOLS = [WEATHER, {"type": "function", "function": {"name": "now"}}]
 
-SPECIAL = ["<eos>", "[TOOL_CALLS]", "[ARGS]", "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|python_tag|>"]
-PLAIN = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
 HEAD = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}A:"
 # What makes a template one of each form; the tests need no more of it.
 TEMPLATES = {
@@ -79,32 +74,8 @@ ANSWERS = [
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    """A small model whose tokens are bytes and markers, some of them special."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    torch.set_num_threads(1)
-    folder: Path = tmp_path_factory.mktemp("model")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL)
-    tokenizer.add_tokens(PLAIN)
-    model = random_model("llama")
-    model.config.max_position_embeddings = 2048
-    model.config.eos_token_id = tokenizer.token_to_id("<eos>")
-    model.generation_config.eos_token_id = model.config.eos_token_id
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "chat_template": TEMPLATES["hermes"],
-        "eos_token": "<eos>",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    made = AsyncLLM(folder, enable_prefix_caching=False)
-    yield made
-    made.close()
+    with scripted_llm(tmp_path_factory.mktemp("model"), TEMPLATES["hermes"]) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -112,29 +83,11 @@ def service(llm: AsyncLLM) -> Service:
     return service_of(llm)
 
 
-Say = Callable[..., None]
-
-
 @pytest.fixture
 def say(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> Say:
     """Make the model write a text, and set its chat template."""
-
-    def force(text: str, template: str = "hermes") -> None:
-        monkeypatch.setattr(llm.engine.tokenizer, "chat_template", TEMPLATES.get(template, template))
-        tokens = llm.engine.tokenizer(text + "<eos>", add_special_tokens=False)["input_ids"]
-        make = type(llm.engine).new_request
-
-        def only(generated: Any, logits: torch.Tensor) -> torch.Tensor:
-            forced = torch.full_like(logits, -1e4)
-            forced[tokens[min(len(generated), len(tokens) - 1)]] = 0
-            return forced
-
-        def new_request(prompt: Any, params: Any, *more: Any) -> Any:
-            return make(llm.engine, prompt, replace(params, logits_processors=(only,)), *more)
-
-        monkeypatch.setattr(llm.engine, "new_request", new_request)
-
-    return force
+    force = sayer(llm, monkeypatch)
+    return lambda text, template="hermes": force(text, TEMPLATES.get(template, template))
 
 
 def whole(service: Service, **fields: Any) -> dict[str, Any]:
