@@ -205,6 +205,8 @@ WRONG: list[tuple[dict[str, Any], str | None, str]] = [
     ({"text": {"other": 1}}, "text", "must have format"),
     ({"reasoning": {"other": 1}}, "reasoning.other", "must be a field of this request"),
     ({"background": True}, "background", "must be False"),
+    ({"top_logprobs": 3}, "top_logprobs", "must be 0 (more is not supported), got 3"),
+    ({"truncation": "auto"}, "truncation", "must be 'disabled'"),
     ({"other": 1}, "other", "must be a field of this request"),
     ({"max_output_tokens": 0}, "max_output_tokens", "must be greater than or equal to 1"),
 ]

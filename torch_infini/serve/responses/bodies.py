@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from ..errors import ApiError, invalid, shown
 from ..fields import Body, check_utf8
-from ..schemas import MAX_TOP_LOGPROBS, ChatBody
+from ..schemas import ChatBody
 from ..tool_schemas import MAX_TOOLS
 
 Text = Annotated[str, AfterValidator(check_utf8)]
@@ -26,7 +26,7 @@ WITHOUT_EFFECT = {
     "stream_options",
     "user",
 }
-NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled", "auto")}
+NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "top_logprobs": (0,), "truncation": ("disabled",)}
 TEXTS = ("input_text", "output_text", "text")
 LARGEST_INPUT = 4096  # items
 
@@ -43,7 +43,6 @@ class ResponsesBody(Body):
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     tools: list[Item] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: str | Item | None = None
     parallel_tool_calls: bool | None = None
@@ -96,8 +95,6 @@ class ResponsesBody(Body):
         }
         if self.tool_choice is not None:
             fields["tool_choice"] = self._choice(self.tool_choice)
-        if self.top_logprobs is not None:
-            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         try:
             return ChatBody.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as error:
