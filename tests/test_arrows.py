@@ -68,6 +68,7 @@ PRIVATE = {
     ("checkpoints.blocks", "ops._blocks"),
     ("checkpoints.blocks", "ops._blocks.ggml"),
     ("checkpoints.formats.fp8", "ops._blocks"),
+    ("checkpoints.weight", "ops._blocks.int4"),
     ("checkpoints.formats.mxfp4", "ops._blocks"),
     ("checkpoints.formats.mxfp4", "ops._blocks.ggml"),
     ("nn.linear", "ops._packed"),

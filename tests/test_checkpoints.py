@@ -55,7 +55,10 @@ def test_values_and_layouts(name: str, tmp_path: Path) -> None:
             values = checkpoint.dequantize(layer)
             assert torch.equal(values.float(), module.weight), layer
             weight = checkpoint.weight(layer, torch.float32)
-            assert (weight.format, weight.group) == (case.layout, case.group)
+            assert (weight.format, weight.group) == (case.layout, case.group if case.layout == "int4" else 0)
+            for_cuda = checkpoint.weight(layer, torch.float32, device="cuda")
+            assert for_cuda.group == case.group and (for_cuda.format == "int4") == (case.group > 0)
+            assert torch.equal(for_cuda.dense(), values) or for_cuda.format == "dense"
             if weight.format == "dense":
                 assert torch.equal(weight.weight, module.weight)
             else:
@@ -71,7 +74,8 @@ def test_integers_are_not_copied(name: str, tmp_path: Path) -> None:
     with open_checkpoint(tmp_path / "model") as checkpoint:
         stored = "weight" if name == "w8a16" else "weight_packed"
         with checkpoint.read(f"{layer}.{stored}") as (tensor,):
-            assert checkpoint.weight(layer, torch.bfloat16).weight.data_ptr() == tensor.data_ptr()
+            weight = checkpoint.weight(layer, torch.bfloat16, device="cuda")
+            assert weight.weight.data_ptr() == tensor.data_ptr()
 
 
 @pytest.mark.parametrize("name", [*CASES, "Q4_0", "Q4_K", "Q6_K", "Q8_0"])
@@ -131,7 +135,11 @@ def test_ranks_do_not_cut_groups(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path) as checkpoint:
         layer = "model.layers.0.self_attn.q_proj"
         with pytest.raises(ValueError, match=f"{layer}, awq: ranks must not cut the groups of 64 numbers, got 32 col"):
-            checkpoint.weight(layer, torch.float32, columns=slice(0, 32))
+            checkpoint.weight(layer, torch.float32, columns=slice(0, 32), device="cuda")
+        if CASES["awq"].layout != "int4":  # in blocks, a rank's part is dense then
+            part = checkpoint.weight(layer, torch.float32, columns=slice(32, 64))
+            assert part.format == "dense"
+            assert torch.equal(part.weight, checkpoint.dequantize(layer).float()[:, 32:64])
 
 
 def test_gptq_awq_by_the_op(tmp_path: Path) -> None:

@@ -194,8 +194,8 @@ def config_of_compressed(format: str, weights: dict[str, Any], **more: Any) -> d
 
 
 class Case(NamedTuple):
-    """A format: the writer of a layer, the entry quantization_config, and the layout that layers must get; where there
-    is no kernel for a kind of block, they must get dense weights.
+    """A format: the writer of a layer, the entry quantization_config, and the layout that layers must get where there
+    is no kernel for a kind of block, or the kind.
     """
 
     writer: Callable[[], Writer]
@@ -205,7 +205,8 @@ class Case(NamedTuple):
 
     @property
     def layout(self) -> str:
-        return block_layout(self.exact_layout) if self.exact_layout in BLOCKS else self.exact_layout
+        kind = f"int4_{self.group}" if self.exact_layout == "int4" else self.exact_layout
+        return block_layout(kind) if kind in BLOCKS else kind
 
 
 INT4_KINDS = ("Q4_0", "Q4_1", "Q4_K")  # which become int4 where linear_blocks has no kernel
@@ -215,7 +216,7 @@ def block_layout(kind: str) -> str:
     """Return the LinearWeight.format of a layer in blocks of this kind, for activations in float32."""
     if FORMATS[kind.lower()].serves_on(torch.device("cpu")):
         return kind.lower()
-    return "int4" if kind in INT4_KINDS else "dense"
+    return "int4" if kind in INT4_KINDS or kind.startswith("int4") else "dense"
 
 
 AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._core import library
+from ..ops._blocks.int4 import int4_blocks
 from ..weights import BLOCKS, FORMATS, Integers
 
 GROUPS = (128, 64, 32)  # group sizes of linear_int4; larger ones are preferred, for fewer scales
@@ -295,28 +296,42 @@ def int4_group(size: int) -> int:
 
 
 def int4_weight(
-    packed: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: torch.dtype, columns: Tensor | None = None
+    packed: Tensor, scales: Tensor, zero_points: Tensor | None, target: Target, columns: Tensor | None = None
 ) -> LinearWeight:
-    """Return the weight (q - z) * scale, in the layout of linear_int4.
+    """Return the weight (q - z) * scale, in blocks or in the layout of linear_int4.
 
     Args:
         packed: [n, k / 2] uint8, as pack_int4.
         scales: [n, k / size], with a size that int4_group takes.
         zero_points: z, integers of the shape of scales; None: 8 everywhere.
-        dtype: The dtype of activations: scales of that dtype are kept as they are, others become float32.
+        target: Where the weight will be multiplied. linear_int4 takes scales in its dtype as they are, others in
+            float32.
         columns: As in LinearWeight.
     """
     size = 2 * packed.shape[1] // scales.shape[1]
+    repeat = size // int4_group(size)
+
+    def of_groups(values: Tensor) -> Tensor:
+        return values if repeat == 1 else values.repeat_interleave(repeat, 1)
+
+    halves = scales.half()
+    if target.takes_blocks and torch.equal(halves.float(), scales.float()):  # blocks have scales in float16
+        z = torch.full_like(halves, 8) if zero_points is None else zero_points.half()
+        n, group = len(packed), int4_group(size)
+        blocks = torch.empty(n, 2 * packed.shape[1] // group, 4 + group // 2, dtype=torch.uint8)
+        step = max(_CHUNK // 16 // packed.shape[1], 1)
+        for first in range(0, n, step):
+            rows = slice(first, first + step)
+            codes = torch.stack((packed[rows] & 15, packed[rows] >> 4), -1).flatten(1)
+            blocks[rows] = int4_blocks(codes, of_groups(halves[rows]), of_groups(z[rows]))
+        return LinearWeight(f"int4_{group}", blocks, columns=columns)
     zeros = None
     if zero_points is not None:  # float32 holds the product of 4 or 5 bits with a half precision scale
         scales = scales.float()
-        zeros = (8 - zero_points.to(torch.float32)) * scales
-    elif scales.dtype != dtype:
+        zeros = of_groups((8 - zero_points.to(torch.float32)) * scales)
+    elif scales.dtype != target.dtype:
         scales = scales.float()
-    if repeat := size // int4_group(size) - 1:
-        scales = scales.repeat_interleave(repeat + 1, 1)
-        zeros = None if zeros is None else zeros.repeat_interleave(repeat + 1, 1)
-    return LinearWeight("int4", packed, scales.contiguous(), zeros, columns)
+    return LinearWeight("int4", packed, of_groups(scales).contiguous(), zeros, columns)
 
 
 def pack_nibbles(values: Tensor) -> Tensor:

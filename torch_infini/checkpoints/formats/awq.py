@@ -67,7 +67,7 @@ class AWQ(StoredFormat):
         if not int4_group(k // groups_of(k, self.group_size)):
             return dense_weight(self, tensors, n, k, target.dtype)
         packed = pack_nibbles(nibbles(tensors["qweight"], _AWQ_ORDER).t()).contiguous()
-        return int4_weight(packed, tensors["scales"].t(), nibbles(tensors["qzeros"], _AWQ_ORDER).t(), target.dtype)
+        return int4_weight(packed, tensors["scales"].t(), nibbles(tensors["qzeros"], _AWQ_ORDER).t(), target)
 
 
 def _parse(fields: Fields) -> Callable[[str], StoredFormat]:

@@ -124,7 +124,7 @@ class PackQuantized(StoredFormat):
                 return dense_weight(self, tensors, n, k, target.dtype)
             columns = index.argsort(stable=True)
             integers = pack_nibbles(nibbles(packed)[:, columns])
-        return int4_weight(integers, scales, self._zero_points(tensors, n), target.dtype, columns)
+        return int4_weight(integers, scales, self._zero_points(tensors, n), target, columns)
 
 
 @dataclass(frozen=True)

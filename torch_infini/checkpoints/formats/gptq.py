@@ -132,7 +132,7 @@ class GPTQ(StoredFormat):
         if columns is not None:
             packed = pack_nibbles(nibbles(packed.view(torch.int32))[:, columns])
         z = None if self.symmetric else self._zero_points(tensors, 0, n).t()
-        return int4_weight(packed, scales, z, target.dtype, columns)
+        return int4_weight(packed, scales, z, target, columns)
 
 
 def _parse(fields: Fields) -> Callable[[str], StoredFormat]:
