@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..engine import CompletionOutput, RequestOutput, TokenLogprobs
-from .encoding import DONE, to_event
+from .encoding import DONE, PING, to_event
 from .errors import ApiError
 from .parsers import CallBegin, CallDelta, Content, Event, OutputParser, Reasoning
 from .reading import Reading
@@ -44,11 +44,18 @@ class Answer:
         model: The model's name in the answer.
         texts: Texts of tokens, for log-probabilities.
         fingerprint: Identifies what computes the answers, as system_fingerprint; None: null.
+
+    Attributes:
+        PREFIX, WHOLE, CHUNK: The beginning of ids, and the names of the objects, whole and in a stream.
+        MEDIA_TYPE: That of a stream.
+        PING: What a stream sends while nothing is computed; may be empty.
     """
 
     PREFIX: str
     WHOLE: str
     CHUNK: str
+    MEDIA_TYPE = "text/event-stream"
+    PING = PING
 
     def __init__(self, model: str, texts: TokenTexts | None, fingerprint: str | None = None) -> None:
         self._head: dict[str, Any] = {

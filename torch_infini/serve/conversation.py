@@ -1,15 +1,19 @@
-"""begin: starts the answer of a conversation, for every interface whose bodies become one of chat completions."""
+"""begin: starts the answer of a conversation, for every interface whose bodies become one of chat completions.
+
+begin_prompt does so for one prompt.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
 from ..engine import SamplingParams
 from .generation import Generation
 from .reading import Reading
-from .schemas import ChatBody
+from .schemas import ChatBody, CompletionBody
 from .service import Service
 from .streaming import run_until_disconnect
 
@@ -32,8 +36,29 @@ class Begun(NamedTuple):
     prompt: list[int]
 
 
-async def begin(service: Service, request: Request, body: ChatBody) -> Begun | None:
+class Defaults(NamedTuple):
+    """Settings of a request that its body of completions does not have.
+
+    Attributes:
+        sampling: Fields of SamplingParams. Unlike one of the body, a max_tokens is lowered to what the context leaves.
+        form_field: The field of the request that has the form of the text; None: the body's.
+    """
+
+    sampling: Mapping[str, Any] = {}
+    form_field: str | None = None
+
+
+NO_DEFAULTS = Defaults()
+
+
+async def begin(service: Service, request: Request, body: ChatBody, defaults: Defaults = NO_DEFAULTS) -> Begun | None:
     """Start an answer.
+
+    Args:
+        service: Computes it.
+        request: The client's; the answer is not begun if it has left.
+        body: The conversation.
+        defaults: Settings that the body does not have.
 
     Returns:
         The answer; None if the client has left.
@@ -42,7 +67,7 @@ async def begin(service: Service, request: Request, body: ChatBody) -> Begun | N
         ApiError: For a body that cannot be served, a full queue, or a server that shuts down.
     """
     name, adapter = service.served(body.model)
-    params = body.params({"max_tokens": None, **service.sampling})
+    params = body.params({"max_tokens": None, **service.sampling, **defaults.sampling})
     service.admit(1, params, "messages")
     template = body.template_arguments()
     conversation = body.conversation()
@@ -52,6 +77,21 @@ async def begin(service: Service, request: Request, body: ChatBody) -> Begun | N
     if prompt is None:
         return None
     reading, params = service.read_after(prompt, reading, params, body.tool_choice)
-    await service.compile_form(params, "tools" if body.must_call else body.form_field)
+    await service.compile_form(params, "tools" if body.must_call else defaults.form_field or body.form_field)
     generation = service.start([prompt], params, "messages", body.token_limit, adapter)
     return Begun(generation, name, params, reading, prompt)
+
+
+async def begin_prompt(
+    service: Service, request: Request, body: CompletionBody, defaults: Defaults = NO_DEFAULTS
+) -> Begun | None:
+    """Start the continuation of the body's only prompt, a text, which may fill the context; otherwise as begin."""
+    name, adapter = service.served(body.model)
+    params = body.params({"max_tokens": None, **service.sampling, **defaults.sampling})
+    service.admit(1, params, "prompt")
+    prompt = await run_until_disconnect(request.receive, service.encode(body.prompt[0], "prompt"))
+    if prompt is None:
+        return None
+    await service.compile_form(params, defaults.form_field or body.form_field)
+    generation = service.start([prompt], params, "prompt", body.token_limit, adapter)
+    return Begun(generation, name, params, Reading(), prompt)

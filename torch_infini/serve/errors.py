@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -31,7 +32,7 @@ KINDS = {
     500: ("server_error", "internal_error"),
     503: ("server_error", "unavailable"),
 }
-ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_PATH, OLLAMA_PATH = "/v1/messages", "/api/"
 ANTHROPIC_KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -66,18 +67,36 @@ class ApiError(HTTPException):
         self.param, self.code = param, code
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """Return the error object for a request of this path: clients of Anthropic's interface know another one."""
-        message, param = (None if text is None else printable(text) for text in (self.detail, self.param))
-        status = self.status_code
-        if path.startswith(ANTHROPIC_PATH):
-            kind = ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-            return {"type": "error", "error": {"type": kind, "message": message}}
-        kind, code = KINDS.get(status, ("invalid_request_error", None))
-        return {"error": {"message": message, "type": kind, "param": param, "code": self.code or code}}
+        """Return the error object for a request of this path, in the form of the path's interface."""
+        form = next((form for prefix, form in ERROR_FORMS.items() if path.startswith(prefix)), openai_error)
+        return form(self)
 
     def response(self, path: str = "") -> Response:
         """Return the response to a request of this path."""
         return json_response(self.body(path), self.status_code, dict(self.headers or {}))
+
+
+def openai_error(error: ApiError) -> dict[str, Any]:
+    kind, code = KINDS.get(error.status_code, ("invalid_request_error", None))
+    param = None if error.param is None else printable(error.param)
+    return {"error": {"message": printable(error.detail), "type": kind, "param": param, "code": error.code or code}}
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    status = error.status_code
+    kind = ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": printable(error.detail)}}
+
+
+def ollama_error(error: ApiError) -> dict[str, Any]:
+    return {"error": printable(error.detail)}
+
+
+# By the beginning of the path; all other paths have OpenAI's.
+ERROR_FORMS: dict[str, Callable[[ApiError], dict[str, Any]]] = {
+    ANTHROPIC_PATH: anthropic_error,
+    OLLAMA_PATH: ollama_error,
+}
 
 
 def bad_request(error: ValueError, **names: str) -> ApiError:

@@ -1,13 +1,14 @@
 """Body, the base of all bodies of requests, and what checks their fields: validators that state a rule.
 
-A field is supported, or has no effect on the answer (WITHOUT_EFFECT), or must have a neutral value (NEUTRAL).
+A field is supported, or has no effect on the answer (WITHOUT_EFFECT), or must have a neutral value (NEUTRAL); bodies of
+other interfaces than OpenAI's have tables of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, PlainValidator
 
@@ -73,19 +74,26 @@ def check_utf8(text: str) -> str:
 
 
 class Body(BaseModel):
-    """A body, or an object within a body."""
+    """A body, or an object within a body.
+
+    Attributes:
+        without_effect: Names of fields that are accepted with any value.
+        neutral: The values besides null that fields of these names may have.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow")
+    without_effect: ClassVar[Collection[str]] = WITHOUT_EFFECT
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = NEUTRAL
 
     def reject_unsupported(self, within: str = "") -> None:
         """Raise ApiError for an unknown field, and for an unsupported one unless its value is neutral."""
         for name, value in (self.model_extra or {}).items():
-            if value is None or name in WITHOUT_EFFECT:
+            if value is None or name in self.without_effect:
                 continue
-            if name not in NEUTRAL:
+            if name not in self.neutral:
                 unknown = f"{within}{shown(name)[1:-1]} must be a field of this request, got an unknown one"
                 raise ApiError(400, unknown, within + name)
-            neutral = NEUTRAL[name]
+            neutral = self.neutral[name]
             if not any(type(value) is type(one) and value == one for one in neutral):
                 allowed = " or ".join(["null", *map(repr, neutral)])
                 refused = f"{within}{name} must be {allowed} (more is not supported), got {shown(value)}"

@@ -1,4 +1,4 @@
-"""respond: sends answers, whole or as server-sent events; if the client disconnects, generation is cancelled."""
+"""respond: sends answers, whole or as a stream of events; if the client disconnects, generation is cancelled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ..engine import CompletionOutput, RequestOutput, SamplingParams, TokenLogprobs
 from ..engine.outputs import Finish
 from .answers import Answer, DeltaTracker
-from .encoding import PING, json_response
+from .encoding import json_response
 from .errors import ApiError
 from .generation import Generation
 
@@ -28,7 +28,7 @@ async def respond(
 ) -> Response:
     """Return the response that sends an answer, or the stream of its chunks."""
     if stream:
-        return EventStream(generation, events(generation, answer, samples, include_usage))
+        return EventStream(generation, events(generation, answer, samples, include_usage), answer.MEDIA_TYPE)
     try:
         outputs = await run_until_disconnect(request.receive, generation.finish())
     finally:
@@ -50,7 +50,7 @@ def respond_empty(
     new = [part for at, output in enumerate(outputs) for part in parts.new(at, output)]
     chunks = [chunk for part in new for chunk in answer.chunks(part, include_usage)]
     data = b"".join(map(answer.event, chunks)) + answer.end(outputs, include_usage)
-    return Response(data, 200, HEADERS, "text/event-stream")
+    return Response(data, 200, HEADERS, answer.MEDIA_TYPE)
 
 
 async def events(
@@ -61,11 +61,9 @@ async def events(
     try:
         async with aclosing(generation.newest()) as outputs:
             async for new in outputs:
-                if new is None:
-                    yield PING
-                    continue
-                chunks = (chunk for part in parts.new(*new) for chunk in answer.chunks(part, include_usage))
-                data = b"".join(map(answer.event, chunks))
+                changed = () if new is None else parts.new(*new)
+                chunks = (chunk for part in changed for chunk in answer.chunks(part, include_usage))
+                data = answer.PING if new is None else b"".join(map(answer.event, chunks))
                 if data:
                     yield data
         yield answer.end(parts.outputs.values(), include_usage)
@@ -74,17 +72,18 @@ async def events(
 
 
 class EventStream(Response):
-    """A response of server-sent events; it ends, and closes the generation, when the client disconnects.
+    """A response of events; it ends, and closes the generation, when the client disconnects.
 
     Starlette's StreamingResponse does not watch for disconnects if the server's ASGI version is 2.4 or later.
 
     Args:
         generation: Computes the events.
         events: The events as bytes.
+        media_type: The response's.
     """
 
-    def __init__(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(None, 200, HEADERS, "text/event-stream")
+    def __init__(self, generation: Generation, events: AsyncGenerator[bytes, None], media_type: str) -> None:
+        super().__init__(None, 200, HEADERS, media_type)
         del self.headers["content-length"]
         self._generation, self._events = generation, events
 
