@@ -370,6 +370,26 @@ def test_status_routes(service: Service) -> None:
     assert len(ask(service, "GET", "/health").headers["x-request-id"]) == 32
 
 
+def test_routes_of_llama_cpp(llm: AsyncLLM) -> None:
+    service = service_of(llm, sampling={"top_k": 7, "stop": ("x",), "repetition_penalty": 1.5})
+    props = ask(service, "GET", "/props").json()
+    settings = props["default_generation_settings"]
+    assert settings["n_ctx"] == 512 and props["model_alias"] == MODEL
+    found = {name: settings["params"][name] for name in ("n_predict", "seed", "top_k", "stop", "repeat_penalty")}
+    assert found == {"n_predict": -1, "seed": -1, "top_k": 7, "stop": ["x"], "repeat_penalty": 1.5}
+    assert props["chat_template"] == llm.engine.tokenizer.chat_template and isinstance(props["bos_token"], str)
+    total = props["total_slots"]
+    assert total == llm.engine.config.max_num_seqs
+    for samples, busy in ((0, 0), (3, 3), (total + 5, total)):
+        service.in_flight = samples
+        slots = ask(service, "GET", "/slots").json()
+        assert [slot["id"] for slot in slots] == list(range(total))
+        assert [slot["is_processing"] for slot in slots] == [True] * busy + [False] * (total - busy)
+        status = 503 if busy == total else 200
+        assert ask(service, "GET", "/slots?fail_on_no_slot=1").status_code == status
+    assert ask(service, "POST", "/props", json={}).status_code == 405
+
+
 def test_names_and_the_chunk_of_the_role(llm: AsyncLLM) -> None:
     """An answer has the name that was asked for; the chunk of the role is sent together with the first text."""
     service = service_of(llm, model_names=(MODEL, "other"), any_model=True)

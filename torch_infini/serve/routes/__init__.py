@@ -1,7 +1,8 @@
 """The routes of the server, one file per group; ROUTERS lists them."""
 
-from . import chat, completions, messages, models, ollama, responses, status, tokens
+from . import chat, completions, llama_cpp, messages, models, ollama, responses, status, tokens
 
-ROUTERS = tuple(group.router for group in (chat, completions, messages, models, ollama, responses, status, tokens))
+GROUPS = (chat, completions, llama_cpp, messages, models, ollama, responses, status, tokens)
+ROUTERS = tuple(group.router for group in GROUPS)
 
 __all__ = ["ROUTERS"]
