@@ -172,7 +172,8 @@ def test_options_reach_the_engine(service: Service, say: Say, monkeypatch: pytes
     options |= {"presence_penalty": 0.25, "frequency_penalty": -0.5}
     post(service, CHAT, messages=USER, options={**options, "stop": ["x", "y"], "num_predict": 9, "num_thread": 4})
     post(service, GENERATE, prompt="a", raw=True, options=options, keep_alive="5m")
-    post(service, CHAT, messages=USER, options=None)
+    post(service, CHAT, messages=USER, options={"seed": -1, "top_k": -1})
+    assert seen[2].seed is None and seen[2].top_k == 0
     for params in seen[:2]:
         found = {name: getattr(params, name.replace("repeat", "repetition")) for name in options}
         assert found == options
@@ -273,6 +274,7 @@ COMMON: list[tuple[dict[str, Any], str]] = [
     ({"options": {"temperature": 3}}, "options.temperature must be less than or equal to 2, got 3"),
     ({"options": {"top_p": "1"}}, "options.top_p must be"),
     ({"options": {"top_k": -2}}, "options.top_k must be"),
+    ({"options": {"repeat_penalty": 1e300}}, "options.repeat_penalty must be less than or equal to 3"),
     ({"options": {"num_predict": 0}}, "options.num_predict must be an integer of at least 1, or -1 or -2"),
     ({"options": {"stop": [""]}}, "options.stop must be a string or a list of strings"),
     ({"options": {"mirostat": 1}}, "options.mirostat must be null or 0 (more is not supported), got 1"),

@@ -75,7 +75,7 @@ class OllamaOptions(OllamaBody):
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-LARGEST - 1, le=LARGEST)
     stop: Stops = ()
-    repeat_penalty: float | None = Field(None, gt=0)
+    repeat_penalty: float | None = Field(None, gt=0, le=3e38)  # it is a float32
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     num_predict: Limit = None
@@ -83,6 +83,8 @@ class OllamaOptions(OllamaBody):
     def sampling(self) -> dict[str, Any]:
         """Return the fields of SamplingBody that are given."""
         given = self.model_dump(include=set(type(self).model_fields) - {"num_predict", "stop"}, exclude_none=True)
+        if self.seed == -1:  # Ollama's default, a random one
+            del given["seed"]
         stop = {"stop": list(self.stop)} if self.stop else {}
         return {**{RENAMED.get(name, name): value for name, value in given.items()}, **stop}
 
@@ -172,8 +174,8 @@ class OllamaMessage(OllamaBody):
     content: Text | None = None
     thinking: Text | None = None
     tool_calls: list[OllamaCall] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
+    tool_name: Text | None = None
+    tool_call_id: Text | None = None
 
     def check(self, within: str) -> None:
         """Raise ApiError for a field that is unknown, or belongs to another role."""
