@@ -136,6 +136,7 @@ def test_limits_and_stop_sequences(service: Service, say: Say) -> None:
     say("one two three")
     message = post(service, max_tokens=5)
     assert message["content"][0]["text"] == "one t" and message["stop_reason"] == "max_tokens"
+    assert post(service, max_tokens=1_000_000)["stop_reason"] == "end_turn"
     message = post(service, stop_sequences=["two"])
     assert message["content"][0]["text"] == "one "
     assert message["stop_reason"] == "stop_sequence" and message["stop_sequence"] == "two"

@@ -1,7 +1,8 @@
 // How decoders make floats of a block, and the two kernels that every kind gets of its decoder: decode and dot. Included
 // only by *_cpu.cpp files. A kind is a struct with kElements, kBytes and
 //     template <typename Sink> static void decode(const uint8_t *block, const Sink &sink)
-// which calls sink(i, values) for each vector of kLanes elements, i ascending: products are summed in that order.
+// which calls sink(i, values) for each vector of kLanes elements, i ascending: products are summed in that order. It may
+// have decode_pairs, too, with the same elements as bfloat16 (see decode_steps).
 #pragma once
 
 #include "kinds.h"

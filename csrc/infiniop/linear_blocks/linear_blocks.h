@@ -1,6 +1,7 @@
 // linear_blocks: y = x @ w^T + bias with a weight in blocks: runs of a row's elements that carry their own scales, as
-// GGUF files and checkpoints in FP8, MXFP4 and NF4 have them. x keeps its dtype; blocks become floats, a few rows at a
-// time in cache, so that memory moves only the blocks. A kind of block is a decoder that registers itself (kinds.h).
+// GGUF files and checkpoints in FP8, MXFP4 and NF4 have them. x keeps its dtype; blocks are decoded a few rows at a time
+// in cache, so that memory moves only the blocks: to floats, or to bfloat16 where that is multiplied in pairs or tiles.
+// A kind of block is a decoder that registers itself (kinds.h).
 #pragma once
 
 #include <cstddef>
@@ -37,7 +38,7 @@ size_t workspace_size(const ExecutionContext &context, const Args &args);
 // Computes y. Call after the checks.
 void run(const ExecutionContext &context, const Args &args);
 
-// The sums are in float, in an order that depends on k alone.
+// The sums are in float, in an order that depends on k alone; of bfloat16 in pairs in that of linear.
 INFINI_CPU_KERNEL(multiply_kernel, Args)
 INFINI_CPU_KERNEL(unpack_kernel, UnpackArgs)
 

@@ -134,9 +134,8 @@ class MessagesBody(CountBody):
     output_config: Block | None = None
 
     def chat(self, **more: Any) -> ChatBody:
-        """Return the same request as a body of chat completions; ApiError for what it cannot have."""
+        """Return the same request as a body of chat completions, without max_tokens; errors as CountBody.chat."""
         sampling = {
-            "max_tokens": self.max_tokens,
             "stop": self.stop_sequences,
             "stream": self.stream,
             "temperature": self.temperature,

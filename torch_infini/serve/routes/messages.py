@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ..anthropic import CountBody, MessagesAnswer, MessagesBody
-from ..conversation import begin
+from ..conversation import Defaults, begin
 from ..encoding import json_response
 from ..service import Service
 from ..streaming import CLIENT_CLOSED_REQUEST, respond
@@ -18,7 +18,8 @@ router = APIRouter()
 async def messages(body: MessagesBody, request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
-    begun = await begin(service, request, body.chat())
+    # Coding agents send one limit for every model: it may exceed the context.
+    begun = await begin(service, request, body.chat(), Defaults({"max_tokens": body.max_tokens}))
     if begun is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     answer = MessagesAnswer(begun.name, service.token_texts, begun.reading, len(begun.prompt))
