@@ -408,6 +408,23 @@ def test_names_and_the_chunk_of_the_role(llm: AsyncLLM) -> None:
     assert asyncio.run(first()).count(b"data: ") > 1
 
 
+def test_the_last_message_is_continued(llm: AsyncLLM, service: Service) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+    body = {"messages": messages, "max_tokens": 2, "continue_final_message": True}
+    prompt = llm.chat_prompt(messages, {"continue_final_message": True, "add_generation_prompt": False})
+    answer = ask(service, "POST", "/v1/chat/completions", json=body).json()
+    assert answer["usage"]["prompt_tokens"] == len(prompt) < len(llm.chat_prompt(messages))
+    for wrong, param in (
+        ({"messages": MESSAGES}, "continue_final_message"),
+        ({"add_generation_prompt": True}, "add_generation_prompt"),
+    ):
+        refused = ask(service, "POST", "/v1/chat/completions", json={**body, **wrong})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == param
+    body = {"messages": MESSAGES, "max_tokens": 2, "add_generation_prompt": False}
+    answer = ask(service, "POST", "/v1/chat/completions", json=body).json()
+    assert answer["usage"]["prompt_tokens"] == len(llm.chat_prompt(MESSAGES, {"add_generation_prompt": False}))
+
+
 def test_tokenize_and_detokenize(llm: AsyncLLM, service: Service) -> None:
     tokens = ask(service, "POST", "/tokenize", json={"prompt": PROMPT}).json()["tokens"]
     assert tokens == llm.engine.encode(PROMPT)

@@ -173,6 +173,13 @@ def test_the_conversation_reaches_the_template(service: Service, say: Say, llm: 
     assert len(llm.engine.tokenizer(wanted, add_special_tokens=False)["input_ids"]) == count["input_tokens"]
 
 
+def test_an_assistant_text_is_continued(service: Service, say: Say) -> None:
+    say("ok")
+    begun = [*USER, {"role": "assistant", "content": "It is"}]
+    tokens = service.llm.engine.tokenizer("[user:|hello][assistant:|It is", add_special_tokens=False)["input_ids"]
+    assert post(service, messages=begun)["usage"]["input_tokens"] == len(tokens)
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens must be"),
     ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, got 0"),

@@ -27,7 +27,6 @@ WITHOUT_EFFECT = {
 }
 # Fields that must be null or have one of these values, which request no feature.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
     "audio": (),
     "best_of": (1,),
     "echo": (False,),

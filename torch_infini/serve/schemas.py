@@ -257,6 +257,8 @@ class ChatBody(SamplingBody):
     tools: ToolList = None
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def top(self) -> int | None:
@@ -305,7 +307,22 @@ class ChatBody(SamplingBody):
             raise ApiError(400, f"chat_template_kwargs {error}", "chat_template_kwargs") from None
         if self.offered:
             given["tools"] = [tool.plain() for tool in self.offered]
+        if self.add_generation_prompt is not None:
+            given["add_generation_prompt"] = self.add_generation_prompt
+        if self.continue_final_message:
+            self._check_continued()
+            given |= {"continue_final_message": True, "add_generation_prompt": False}
         return given if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort, **given}
+
+    def _check_continued(self) -> None:
+        """Raise ApiError if the last message cannot be continued."""
+        last = self.messages[-1]
+        if last.role != "assistant" or not last.content or last.tool_calls:
+            rule = "must be false where the last message is not a text of the assistant"
+            raise ApiError(400, f"continue_final_message {rule}, got true", "continue_final_message")
+        if self.add_generation_prompt:
+            rule = "must be false where continue_final_message is true, got true"
+            raise ApiError(400, f"add_generation_prompt {rule}", "add_generation_prompt")
 
     def conversation(self) -> list[Message]:
         """Return the messages for the chat template."""

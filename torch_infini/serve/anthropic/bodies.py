@@ -98,6 +98,9 @@ class CountBody(MessageBody):
             self.thinking.reject_unsupported("thinking.")
             if self.thinking.type != "adaptive":
                 fields["chat_template_kwargs"] = {"enable_thinking": self.thinking.type == "enabled"}
+        last = fields["messages"][-1]
+        if last["role"] == "assistant" and last["content"] and not last.get("tool_calls"):
+            fields["continue_final_message"] = True
         try:
             return ChatBody.model_validate(fields)
         except ValidationError as error:
