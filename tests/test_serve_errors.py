@@ -345,8 +345,15 @@ def test_key(llm: AsyncLLM) -> None:
     assert ask(service, "GET", "/health").status_code == 200
     preflight = {"origin": "http://page", "access-control-request-method": "POST"}
     assert ask(service, "OPTIONS", CHAT, headers=preflight).headers["access-control-allow-origin"] == "http://page"
-    answer = ask(service, "GET", "/v1/models", headers={"origin": "http://other", **right})
-    assert "access-control-allow-origin" not in answer.headers
+    for origin in ("http://other", "http://localhost.other", "http://localhost:80.other", "null"):
+        answer = ask(service, "GET", "/v1/models", headers={"origin": origin, **right})
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_pages_of_this_machine(service: Service) -> None:
+    for origin in ("http://localhost", "https://localhost:3000", "http://127.0.0.1:8", "http://[::1]:5173"):
+        answer = ask(service, "GET", "/v1/models", headers={"origin": origin})
+        assert answer.headers["access-control-allow-origin"] == origin
 
 
 def test_body_limit(llm: AsyncLLM) -> None:

@@ -11,6 +11,8 @@ from .middleware import Authentication, BodyLimit, RequestId
 from .routes import ROUTERS
 from .service import Service
 
+THIS_MACHINE = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"  # origins of its web pages
+
 
 def create_app(service: Service) -> FastAPI:
     """Make the application of a service.
@@ -31,8 +33,12 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(BodyLimit, max_body=service.settings.max_body, seconds=service.settings.receive_timeout)
     if service.settings.api_key is not None:
         app.add_middleware(Authentication, api_key=service.settings.api_key)
-    if service.settings.allow_origins:
-        origins = list(service.settings.allow_origins)
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(service.settings.allow_origins),
+        allow_origin_regex=THIS_MACHINE,
+        allow_methods=["*"],
+        allow_headers=["*"],
+    )
     app.add_middleware(RequestId)
     return app

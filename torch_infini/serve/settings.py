@@ -29,7 +29,7 @@ class ServeSettings:
             been without a request for longest; if all have a request, it is rejected with status 503.
         receive_timeout: Seconds for the head of a request to arrive, and then for its body; after that, status 408.
         drain: Seconds for running requests to finish after the first SIGTERM.
-        allow_origins: Origins of web pages that may call the server (CORS); "*": all.
+        allow_origins: Origins of web pages that may call the server (CORS), besides those of this machine; "*": all.
         sampling: Fields of SamplingParams for requests that do not give them; they override those of the model's
             generation_config.json. A max_tokens here is lowered to what the context leaves, unlike one of a request.
         adapters: LoRA adapters that requests may give by name as `model`; the engine needs enable_lora and as many
