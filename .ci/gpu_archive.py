@@ -3,8 +3,9 @@
     python .ci/gpu_archive.py --torch 2.11.0 --archs 9.0 --out build/gpu/libraries.tar.xz      # make gpu-archive
 
 Of that torch only headers and libraries are needed: it is unpacked below build/gpu without its dependencies, and never
-imported. Ours know no Python and use torch's stable ABI: other releases of Python, and later torches, load them too.
-They are built in a copy of the tree, which leaves those in use here as they are, from the objects that were built here.
+imported. Ours know no Python and use torch's stable ABI: other releases of Python, and later torches, load them too;
+only _infinicore, which is packed with them, is for the Python that runs this. They are built in a copy of the tree,
+which leaves those in use here as they are, from the objects that were built here.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / "build" / "gpu"
 LIBRARIES = ("libinfinirt.so", "libinfiniop.so", "libinfiniccl.so", "libinfinicore_cpp_api.so", "libtorch_infini.so")
+MODULE = "_infinicore."  # what the name of its module begins with; built for one release of Python, or not at all
 DIGEST = "sources.sha256"
 
 
@@ -82,7 +84,7 @@ def pack(folder: Path, digest: str, archive: Path) -> None:
     """The libraries of a folder in one compressed archive, a third of their size, with the digest of their sources."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "w:xz", preset=6) as tar:
-        for library in LIBRARIES:
+        for library in (*LIBRARIES, *sorted(path.name for path in folder.glob(f"{MODULE}*.so"))):
             tar.add(folder / library, library)
         note = tarfile.TarInfo(DIGEST)
         note.size = len(digest)
@@ -96,7 +98,7 @@ def unpack(archive: Path, digest: str, folder: Path) -> None:
             files = {m.name: file.read() for m in tar.getmembers() if (file := tar.extractfile(m))}
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
         raise ValueError(f"{archive} must be an archive of `make gpu-archive`, but cannot be read: {error}") from error
-    if files.keys() != {*LIBRARIES, DIGEST}:
+    if {name for name in files if not name.startswith(MODULE) or "/" in name} != {*LIBRARIES, DIGEST}:
         names = ", ".join(sorted(files)[:8])
         raise ValueError(
             f"{archive} must be an archive of `make gpu-archive`, with {', '.join(LIBRARIES)}, got {names}"

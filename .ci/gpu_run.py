@@ -84,6 +84,7 @@ def all_stages(out: Path, python: str = sys.executable) -> list[Stage]:
     workers = max(1, min(8, (os.cpu_count() or 1) // 2))
     xdist = ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart", "30"]
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", f"--junitxml={out / 'tests.xml'}"]
+    pytest += ["--continue-on-collection-errors"]  # a file that lacks something is one failure
     files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_cuda*.py"))]
     stages = [
         Stage(

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / ".ci"))
 gpu: Any = importlib.import_module("gpu_run")
 gpu_archive: Any = importlib.import_module("gpu_archive")
+PYTHON_MODULE = "_infinicore.cpython-312-x86_64-linux-gnu.so"
 gpu_report: Any = importlib.import_module("gpu_report")
 sys.path.remove(str(ROOT / ".ci"))
 
@@ -244,7 +245,7 @@ def sources(tmp_path: Path) -> Path:
     (tmp_path / "tree" / "csrc" / "op.cu").write_text("// a kernel\n")
     lib = tmp_path / "tree" / "lib"
     lib.mkdir()
-    for name in gpu_archive.LIBRARIES:
+    for name in (*gpu_archive.LIBRARIES, PYTHON_MODULE):
         (lib / name).write_bytes(name.encode() * 1000)
     return tmp_path / "tree"
 
@@ -254,7 +255,7 @@ def test_archive(tmp_path: Path, sources: Path) -> None:
     digest = gpu_archive.digest_of_sources(sources)
     gpu_archive.pack(sources / "lib", digest, archive)
     gpu_archive.unpack(archive, digest, folder)
-    assert sorted(path.name for path in folder.iterdir()) == sorted(gpu_archive.LIBRARIES)
+    assert sorted(path.name for path in folder.iterdir()) == sorted((*gpu_archive.LIBRARIES, PYTHON_MODULE))
     assert (folder / "libinfinirt.so").read_bytes() == b"libinfinirt.so" * 1000
     (sources / "csrc" / "op.cu").write_text("// another kernel\n")
     with pytest.raises(ValueError, match="must be of the sources that are here"):
