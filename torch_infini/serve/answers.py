@@ -7,14 +7,13 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..engine import CompletionOutput, RequestOutput, TokenLogprobs
+from ..engine import RequestOutput, TokenLogprobs
 from .encoding import DONE, PING, to_event
 from .errors import ApiError
 from .parsers import CallBegin, CallDelta, Content, Event, OutputParser, Reasoning
+from .prompt_logprobs import MIN_LOGPROB, offsets_in, shown_logprobs
 from .reading import Reading
 from .token_texts import TokenTexts
-
-MIN_LOGPROB = -9999.0  # replaces log-probability -infinity, as in OpenAI's API: JSON has no infinity
 
 
 class ChoiceDelta(NamedTuple):
@@ -26,6 +25,7 @@ class ChoiceDelta(NamedTuple):
         at: The number of characters in the texts of all earlier tokens.
         is_first: Whether it is the choice's first part.
         finish: Why the choice ended; None: it has not.
+        output: The output of the choice's prompt.
     """
 
     choice: int
@@ -35,6 +35,7 @@ class ChoiceDelta(NamedTuple):
     at: int
     is_first: bool
     finish: str | None
+    output: RequestOutput
 
 
 class Answer:
@@ -225,16 +226,37 @@ def finish_of(part: ChoiceDelta, parser: OutputParser) -> str | None:
 
 
 class CompletionAnswer(Answer):
-    """The answer of /v1/completions."""
+    """The answer of /v1/completions.
+
+    Args:
+        model, texts, fingerprint: As of Answer.
+        echo: For each choice the text of its prompt, which its own text follows; empty: prompts are not repeated.
+        prompt_logprobs: Whether choices have the log-probabilities of their prompts as prompt_logprobs.
+    """
 
     PREFIX, WHOLE, CHUNK = "cmpl", "text_completion", "text_completion"
 
+    def __init__(
+        self,
+        model: str,
+        texts: TokenTexts | None,
+        fingerprint: str | None = None,
+        echo: Sequence[str] = (),
+        prompt_logprobs: bool = False,
+    ) -> None:
+        super().__init__(model, texts, fingerprint)
+        self._echo, self._prompt_logprobs = echo, prompt_logprobs
+
     def _choice(self, part: ChoiceDelta) -> dict[str, Any]:
+        more: dict[str, Any] = {}
+        if self._prompt_logprobs and part.is_first:
+            more["prompt_logprobs"] = shown_logprobs(part.output, self.text_of)
         return {
             "index": part.choice,
-            "text": part.text,
+            "text": self._echo[part.choice] + part.text if self._echo and part.is_first else part.text,
             "logprobs": self._logprobs(part),
             "finish_reason": part.finish,
+            **more,
         }
 
     def _deltas(self, part: ChoiceDelta) -> Iterator[dict[str, Any]]:
@@ -243,20 +265,30 @@ class CompletionAnswer(Answer):
     def _logprobs(self, part: ChoiceDelta) -> dict[str, Any] | None:
         if part.logprobs is None:
             return None
-        texts = [self.text_of(token) for token in part.tokens]
-        offsets, at = [], part.at
-        for text in texts:
+        tokens, at = part.tokens, part.at
+        entries: list[TokenLogprobs | None] = [*part.logprobs]
+        offsets: list[int] = []
+        if self._echo:
+            prompt, output = self._echo[part.choice], part.output
+            at += len(prompt)
+            if part.is_first:
+                tokens = [*output.prompt_token_ids, *tokens]
+                entries = [None, *(output.prompt_token_logprobs or ()), *entries]
+                offsets = offsets_in(prompt, output.prompt_token_ids, self._texts)
+        texts = [self.text_of(token) for token in tokens]
+        for text in texts[len(offsets) :]:
             offsets.append(at)
             at += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [max(one.logprob, MIN_LOGPROB) for one in part.logprobs],
-            "top_logprobs": [
-                {self.text_of(token): max(logprob, MIN_LOGPROB) for token, logprob in reversed(one.top)}
-                for one in part.logprobs
-            ],
+            "token_logprobs": [None if one is None else max(one.logprob, MIN_LOGPROB) for one in entries],
+            "top_logprobs": [None if one is None else self._top(one) for one in entries],
             "text_offset": offsets,
         }
+
+    def _top(self, one: TokenLogprobs) -> dict[str, float]:
+        """Return the likeliest tokens by their texts; of several with one text, the likeliest."""
+        return {self.text_of(token): max(logprob, MIN_LOGPROB) for token, logprob in reversed(one.top)}
 
 
 class DeltaTracker:
@@ -286,7 +318,8 @@ class DeltaTracker:
             logprobs = None if completion.token_logprobs is None else completion.token_logprobs[tokens:shown]
             if completion.index in ended or not (text or logprobs or completion.finish_reason):
                 continue
-            yield ChoiceDelta(index, text, new, logprobs, spread, index not in self._sent, completion.finish_reason)
+            is_first, finish = index not in self._sent, completion.finish_reason
+            yield ChoiceDelta(index, text, new, logprobs, spread, is_first, finish, output)
             if logprobs is not None:
                 spread += sum(len(self._answer.text_of(token)) for token in new)
             self._sent[index] = len(completion.text), max(tokens, shown), spread
@@ -294,7 +327,7 @@ class DeltaTracker:
 
 def full_choices(outputs: Sequence[RequestOutput]) -> list[ChoiceDelta]:
     """Return the choices of finished outputs: all samples of the first prompt, then those of the next."""
-    completions: list[CompletionOutput] = [completion for output in outputs for completion in output.outputs]
+    completions = [(completion, output) for output in outputs for completion in output.outputs]
     return [
         ChoiceDelta(
             i,
@@ -304,8 +337,9 @@ def full_choices(outputs: Sequence[RequestOutput]) -> list[ChoiceDelta]:
             0,
             True,
             c.finish_reason,
+            output,
         )
-        for i, c in enumerate(completions)
+        for i, (c, output) in enumerate(completions)
     ]
 
 

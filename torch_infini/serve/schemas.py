@@ -200,6 +200,11 @@ class SamplingBody(Body):
         raise NotImplementedError
 
     @property
+    def prompt_top(self) -> int | None:
+        """How many likely tokens to compute for each token of the prompt; None: no log-probabilities of it."""
+        return None
+
+    @property
     def token_limit(self) -> tuple[str, int | None]:
         """The name and value of the field that limits the output."""
         return "max_tokens", self.max_tokens
@@ -236,6 +241,7 @@ class SamplingBody(Body):
             "ignore_eos": self.ignore_eos,
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "logprobs": self.top,
+            "prompt_logprobs": self.prompt_top,
             "structured_outputs": form_of(self.response_format, self.structured_outputs),
         }
         try:
@@ -337,14 +343,21 @@ class CompletionBody(SamplingBody):
 
     prompt: Prompts
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
 
     @property
     def top(self) -> int | None:
         return self.logprobs
 
     @property
+    def prompt_top(self) -> int | None:
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((one for one in wanted if one is not None), default=None)
+
+    @property
     def zero_limit(self) -> int:
-        return 1  # the route answers without generating
+        return 1  # the route leaves the token out
 
 
 class TokenizeBody(Body):

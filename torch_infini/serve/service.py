@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -160,6 +161,22 @@ class Service:
     async def encode_all(self, prompts: Sequence[str | list[int]], param: str) -> list[list[int]]:
         """Return the tokens of several prompts; ApiError as encode."""
         return [await self.encode(prompt, param) for prompt in prompts]
+
+    async def decode(self, prompt: str | list[int]) -> str:
+        """Return a prompt's text, with special tokens if it is given as tokens; "" for tokens without a tokenizer.
+
+        Raises:
+            ApiError: If the tokenizer fails.
+        """
+        tokenizer = self.llm.engine.tokenizer
+        if isinstance(prompt, str) or tokenizer is None:
+            return prompt if isinstance(prompt, str) else ""
+        decode = partial(tokenizer.decode, prompt, clean_up_tokenization_spaces=False)
+        try:
+            return str(await self.in_tokenizer(decode, size=len(prompt)))
+        except Exception:  # tokenizers raise exceptions of any type
+            rule = f"prompt must be token ids that the model's tokenizer decodes, got {shown(prompt)}"
+            raise ApiError(400, rule, "prompt") from None
 
     async def encode_chat(
         self, messages: list[Message], template: dict[str, Any] | None = None, *, bounded: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -36,17 +36,21 @@ async def respond(
     return Response(status_code=CLIENT_CLOSED_REQUEST) if outputs is None else json_response(answer.whole(outputs))
 
 
-def respond_empty(
-    prompts: list[list[int]], params: SamplingParams, answer: Answer, stream: bool, include_usage: bool
-) -> Response:
-    """Return the response of an answer without tokens."""
+def without_tokens(outputs: Sequence[RequestOutput], params: SamplingParams) -> list[RequestOutput]:
+    """Return outputs of prompts with params.n samples each that have no tokens."""
     logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
     empty = CompletionOutput(0, "", [], Finish.LENGTH.value, token_logprobs=logprobs)
     samples = [replace(empty, index=i) for i in range(params.n)]
-    outputs = [RequestOutput("", None, prompt, samples) for prompt in prompts]
+    return [replace(output, outputs=samples) for output in outputs]
+
+
+def respond_finished(
+    outputs: Sequence[RequestOutput], samples: int, answer: Answer, stream: bool, include_usage: bool
+) -> Response:
+    """Return the response of an answer whose outputs, with so many samples each, are finished."""
     if not stream:
         return json_response(answer.whole(outputs))
-    parts = DeltaTracker(params.n, answer)
+    parts = DeltaTracker(samples, answer)
     new = [part for at, output in enumerate(outputs) for part in parts.new(at, output)]
     chunks = [chunk for part in new for chunk in answer.chunks(part, include_usage)]
     data = b"".join(map(answer.event, chunks)) + answer.end(outputs, include_usage)
