@@ -1,6 +1,7 @@
-"""bench: latency and throughput of a model in the engine, as CSV: a single request, and many at once.
+"""bench: latency and throughput of a model in the engine, as CSV: a single request, and many at once; of a server.
 
-Prompts are random tokens, and outputs have a fixed length; every line states the share of the memory bandwidth.
+In the engine prompts are random tokens, and outputs have a fixed length; every line states the share of the memory
+bandwidth. bench_server.py has --server.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from .bench_server import add_server_arguments, check_options, run_server
 from .errors import CommandError
 from .model import add_model_arguments, load
 
 if TYPE_CHECKING:
     from ..engine import LLM
 
-HELP = "measure latency and throughput of a model in the engine, as CSV"
+HELP = "measure latency and throughput of a model in the engine, as CSV, or of a server"
+REQUESTS, ROUNDS = "1,8,32", 3
 
 FIELDS = (
     "requests",
@@ -37,25 +40,41 @@ FIELDS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--requests", default="1,8,32", help="how many at once, by commas (default: 1,8,32)")
-    parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="default: 128")
-    parser.add_argument("--output-tokens", type=int, default=64, metavar="N", help="default: 64")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="the median of so many counts (default: 3)")
-    parser.add_argument("--csv", metavar="FILE", help="where the lines go (default: stdout)")
+    parser.add_argument(
+        "--requests",
+        metavar="N[,N]",
+        help=f"how many at once, by commas (default: {REQUESTS}); of a server, how many in all (default: 100)",
+    )
+    parser.add_argument(
+        "--prompt-tokens", "--input-len", type=int, default=128, metavar="N", help="of random prompts (default: 128)"
+    )
+    parser.add_argument("--output-tokens", "--output-len", type=int, default=64, metavar="N", help="default: 64")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"the median of so many counts (default: {ROUNDS})")
+    parser.add_argument(
+        "--csv", metavar="FILE", help="where the lines go (default: stdout); of a server, a row for each request"
+    )
+    add_server_arguments(parser)
+    parser.set_defaults(parser=parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from .._core.bandwidth import read_bandwidth
 
+    check_options(arguments, arguments.parser)
+    rounds = ROUNDS if arguments.rounds is None else arguments.rounds
+    sizes = {"prompt-tokens": arguments.prompt_tokens, "output-tokens": arguments.output_tokens, "rounds": rounds}
+    for name, value in sizes.items():
+        if value < 1:
+            raise CommandError(f"--{name} must be at least 1, got {value}")
+    if arguments.server is not None:
+        return run_server(arguments)
+    requests = REQUESTS if arguments.requests is None else arguments.requests
     try:
-        loads = [int(part) for part in arguments.requests.split(",")]
+        loads = [int(part) for part in requests.split(",")]
     except ValueError:
         loads = []
     if not loads or min(loads) < 1:
-        raise CommandError(f"--requests must be positive integers with commas between, got {arguments.requests!r}")
-    for name in ("prompt_tokens", "output_tokens", "rounds"):
-        if getattr(arguments, name) < 1:
-            raise CommandError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
+        raise CommandError(f"--requests must be positive integers with commas between, got {requests!r}")
     length = arguments.prompt_tokens + arguments.output_tokens
     llm = load(arguments, max_num_seqs=max(loads), enable_prefix_caching=False)
     if length > llm.engine.max_model_len:
@@ -64,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     lines = []
     for requests in loads:
-        measured = [measure(llm, arguments, requests) for _ in range(arguments.rounds + 1)][1:]  # the first warms up
+        measured = [measure(llm, arguments, requests) for _ in range(rounds + 1)][1:]  # the first warms up
         measured.sort(key=lambda line: line["seconds"])
         lines.append(measured[len(measured) // 2])
     bandwidth = read_bandwidth() if arguments.device == "cpu" else None
