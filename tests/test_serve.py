@@ -20,6 +20,8 @@ import httpx2 as httpx
 
 from support.serving import MODEL, ask, events_of, save_model, send_raw, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM, SamplingParams
+from torch_infini._core.cpu import cpu_name
+from torch_infini._core.library import cpu_capability
 from torch_infini.engine import CompletionOutput, RequestOutput
 from torch_infini.serve import Service
 from torch_infini.serve.answers import ChatAnswer, CompletionAnswer, DeltaTracker
@@ -378,6 +380,8 @@ def test_routes_of_llama_cpp(llm: AsyncLLM) -> None:
     found = {name: settings["params"][name] for name in ("n_predict", "seed", "top_k", "stop", "repeat_penalty")}
     assert found == {"n_predict": -1, "seed": -1, "top_k": 7, "stop": ["x"], "repeat_penalty": 1.5}
     assert props["chat_template"] == llm.engine.tokenizer.chat_template and isinstance(props["bos_token"], str)
+    cpu = {"cpu_capability": cpu_capability(), "threads": torch.get_num_threads()}
+    assert props["device"] == {"type": "cpu", "name": cpu_name(), **cpu}
     total = props["total_slots"]
     assert total == llm.engine.config.max_num_seqs
     for samples, busy in ((0, 0), (3, 3), (total + 5, total)):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ... import __version__
+from ..._core.cpu import cpu_name
+from ..._core.library import cpu_capability
 from ...engine import SamplingParams
 from ..encoding import json_response
 from ..errors import ApiError
@@ -45,8 +50,17 @@ async def props(request: Request) -> Response:
             "eos_token": getattr(tokenizer, "eos_token", None) or "",
             "modalities": {"vision": False, "audio": False},
             "build_info": f"torch_infini {__version__}",
+            "device": described(service.llm.engine.model.device),
         }
     )
+
+
+def described(device: torch.device) -> dict[str, Any]:
+    """Return what computes the answers; llama.cpp's server does not tell."""
+    if device.type == "cuda":
+        return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
+    cpu = {"name": cpu_name(), "cpu_capability": cpu_capability(), "threads": torch.get_num_threads()}
+    return {"type": device.type, **cpu}
 
 
 @router.get("/slots", response_model=None)
