@@ -71,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-origin", action="append", default=[], metavar="ORIGIN", help="of web pages that may call (CORS)"
     )
+    parser.add_argument("--no-page", action="store_true", help="no chat in the browser at /")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: info, a line a request")
     for name, text in ENGINE.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=text)
@@ -125,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         settings = ServeSettings(
             tuple(arguments.served_model_name or [name]),
             allow_origins=tuple(arguments.allow_origin),
+            page=not arguments.no_page,
             adapters=adapters,
             **{name: value for name, value in given.items() if value is not None},
         )

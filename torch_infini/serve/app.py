@@ -7,8 +7,8 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from .errors import add_handlers
-from .middleware import Authentication, BodyLimit, RequestId
-from .routes import ROUTERS
+from .middleware import PUBLIC, Authentication, BodyLimit, RequestId
+from .routes import ROUTERS, page
 from .service import Service
 
 THIS_MACHINE = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"  # origins of its web pages
@@ -32,7 +32,8 @@ def create_app(service: Service) -> FastAPI:
     # The middleware added last runs first.
     app.add_middleware(BodyLimit, max_body=service.settings.max_body, seconds=service.settings.receive_timeout)
     if service.settings.api_key is not None:
-        app.add_middleware(Authentication, api_key=service.settings.api_key)
+        public = PUBLIC | page.files().keys() if service.settings.page else PUBLIC
+        app.add_middleware(Authentication, api_key=service.settings.api_key, public=public)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(service.settings.allow_origins),

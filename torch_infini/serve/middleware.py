@@ -6,13 +6,14 @@ import asyncio
 import hmac
 import re
 import uuid
+from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
 
-PUBLIC = ("/health",)  # for load balancers, which have no key
+PUBLIC = frozenset({"/health"})  # for load balancers, which have no key
 ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -37,17 +38,26 @@ class RequestId:
 
 
 class Authentication:
-    """Rejects requests without "Authorization: Bearer KEY" or "X-Api-Key: KEY"."""
+    """Rejects requests without "Authorization: Bearer KEY" or "X-Api-Key: KEY".
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app, self._expected = app, api_key.encode()
+    Args:
+        app: Gets all other requests.
+        api_key: The key.
+        public: Paths that need no key, below the path at which the application is mounted.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str, public: Collection[str] = PUBLIC) -> None:
+        self._app, self._expected, self._public = app, api_key.encode(), public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PUBLIC or self._is_authorized(Headers(scope=scope)):
+        if scope["type"] != "http" or self._is_public(scope) or self._is_authorized(Headers(scope=scope)):
             return await self._app(scope, receive, send)
         message = "Authorization must be Bearer with the server's API key, or X-Api-Key that key, got another or none"
         error = ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})
         await error.response(scope["path"])(scope, receive, send)
+
+    def _is_public(self, scope: Scope) -> bool:
+        return scope["path"].removeprefix(scope.get("root_path", "")) in self._public
 
     def _is_authorized(self, headers: Headers) -> bool:
         scheme, _, key = headers.get("authorization", "").partition(" ")
