@@ -141,7 +141,7 @@ function edit(view, at) {
       element("prompt").focus();
       send(text);
     },
-    () => view.actions.querySelector("button")?.focus(),
+    () => [...view.actions.children].find((one) => one.textContent === "Edit")?.focus(),
   );
 }
 

@@ -128,7 +128,7 @@ export class MessageView {
       call(...given);
     };
     const submit = () => field.value.trim() !== "" && end(send, field.value);
-    const buttons = [make("button", { textContent: "Send", className: "main" }), button("Cancel", () => end(cancel))];
+    const buttons = [make("button", { textContent: "Send again", className: "main" }), button("Cancel", () => end(cancel))];
     const hint = make("p", { textContent: "Sending removes the messages after this one.", id: `${id}-hint` });
     const label = make("label", { htmlFor: id, textContent: "New text of the message" });
     const form = make("form", {}, label, field, hint, make("div", { className: "buttons" }, ...buttons));
