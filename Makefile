@@ -6,6 +6,7 @@
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
 # make test-aarch64: a cross build for Arm, and a part of the tests under qemu.
 # make docs: writes the generated sections of the pages and of infiniop.h; make check-docs compares them.
+# make pictures: those of docs/server.md, taken of the page in Chromium.
 # make test-transformers4: scripts of InfiniLM with transformers 4, which is installed beside the environment's release.
 # make soak: 10,000 random requests through the engine.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
@@ -15,7 +16,7 @@ PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
 .PHONY: demo test test-full test-ci test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 build build-demo build-emulated bench sanitize fuzz \
-  soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
+  pictures soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
 demo: build-demo
@@ -81,6 +82,9 @@ SECONDS := 600
 soak: build
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m support.engines --requests 10000
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m support.async_soak --requests 2000
+
+pictures: build
+	INFINI_TEST_PICTURES=docs/pictures OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/test_serve_page_browser.py -k pictures
 
 fuzz: build $(VENV)/.fuzz
 	$(PY) tests/fuzz/infiniop.py --seconds $(SECONDS)
