@@ -204,6 +204,7 @@ def test_stop(by: str, say: Say, gate: threading.Event, page: Page, service: Ser
     expect(answers(page).last).to_contain_text("yyy")
     field(page).fill("next")
     page.keyboard.press("Enter")
+    expect(page.get_by_role("status")).to_have_text("The answer is still arriving. Escape stops it.")
     assert field(page).input_value() == "next" and answers(page).count() == 1
     if by == "button":
         page.get_by_role("button", name="Stop").click()
@@ -541,6 +542,26 @@ def test_errors(say: Say, page: Page, service: Service, monkeypatch: pytest.Monk
     expect(ended(page)).to_contain_text("at last")
     expect(answers(page).locator(".error")).to_be_hidden()
     expect(page.get_by_role("article", name="You")).to_contain_text("My long question")
+
+
+def test_a_server_that_comes_later(say: Say, open_page: Open, context: BrowserContext, url: str) -> None:
+    """The page says so, takes a message, and knows the server once it answers. Text stored by others is no chat."""
+    say("here")
+    context.route("**/v1/**", lambda route: route.abort())
+    page = open_page()
+    expect(page.locator("#facts")).to_contain_text("The server does not answer")
+    send(page, "Anybody?")
+    expect(ended(page)).to_contain_text("The server does not answer")
+    context.unroute("**/v1/**")
+    page.get_by_role("button", name="Try again").click()
+    expect(ended(page)).to_contain_text("here")
+    expect(page.locator("#facts")).to_contain_text(f"{MODEL} · ")
+    page.evaluate('localStorage.setItem(\'torch_infini:/:chat:x\', \'{"id": "x", "messages": [1, {}]}\')')
+    page.evaluate("localStorage.setItem('torch_infini:/:settings', '{')")
+    page.reload()
+    expect(page.get_by_role("navigation", name="Chats").get_by_role("link")).to_have_text(["Anybody?", "New chat"])
+    page.get_by_role("link", name="New chat").click()
+    expect(page.get_by_role("article")).to_have_count(0)
 
 
 def answering(text: str) -> Callable[[Route], None]:

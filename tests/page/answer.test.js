@@ -21,10 +21,11 @@ async function answered(chunks, step = 100) {
 }
 
 test("an answer and its figures", async () => {
-  const usage = { choices: [], usage: { completion_tokens: 5 } };
+  const usage = { choices: [], model: "small", usage: { completion_tokens: 5 } };
   const parts = [delta({ role: "assistant", content: "" }), delta({ reasoning_content: "hm" }), delta({ content: "a" })];
   const answer = await answered([...parts, delta({ content: "b" }), delta({}, "length"), usage]);
   assert.deepEqual([answer.content, answer.reasoning, answer.finish], ["ab", "hm", "length"]);
+  assert.equal(answer.model, "small");
   assert.deepEqual(answer.figures, { tokens: 5, about: false, first: 0.1, rate: 4000 / 300 });
   assert.equal(lineOf(answer), "5 tokens · 13.3 tokens/s · first token after 0.10 s · ended at the limit of tokens");
 });
@@ -126,6 +127,7 @@ test("an answer that the page's end cut off is stopped", () => {
   const store = new Store(new Storage(), "p");
   const chat = withMessage("a");
   chat.messages.push(newAnswer(), { ...newAnswer(), error: "e" }, { ...newAnswer(), finish: "length" });
+  chat.messages.push(null, "text", { role: "assistant" });
   store.save(chat);
   const finishes = store.chat(chat.id).messages.map((message) => message.finish);
   assert.deepEqual(finishes, [undefined, "stopped", undefined, "length"]);

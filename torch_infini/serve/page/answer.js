@@ -10,6 +10,7 @@ export async function receive(answer, chunks, start, changed, now = () => perfor
   let first;
   for await (const chunk of chunks) {
     const [choice] = chunk.choices ?? [];
+    if (chunk.model) answer.model = chunk.model;
     const { content, reasoning_content: reasoning } = choice?.delta ?? {};
     if (content || reasoning) {
       const time = now();

@@ -199,7 +199,7 @@ async function receiveWithKey(one, message, body, signal) {
     const start = performance.now();
     try {
       const response = await request("v1/chat/completions", { key: key(), body, signal });
-      if (unlocked) meetServer();
+      if (unlocked || element("model").length === 0) meetServer(); // which could not be met before
       await receive(message, chunksOf(response.body), start, changed);
       return;
     } catch (error) {
@@ -238,9 +238,11 @@ function keepEnd(change) {
   if (wasAtEnd) showEnd();
 }
 
-// Whether a message is being edited, whose new text would be lost with its node.
+const editField = () => document.querySelector("#messages textarea");
+
+// Whether a message is being edited, whose new text would be lost with its node; then says so.
 function isEditing() {
-  const field = document.querySelector("#messages textarea");
+  const field = editField();
   if (field === null) return false;
   field.focus();
   notify("Send or cancel the edited message first.");
@@ -292,6 +294,7 @@ async function deleteChat() {
 element("composer").onsubmit = (event) => {
   event.preventDefault();
   const field = element("prompt");
+  if (isRunning()) announce("The answer is still arriving. Escape stops it.");
   if (field.value.trim() === "" || isRunning() || isEditing()) return;
   const text = field.value;
   field.value = "";
@@ -345,7 +348,7 @@ addEventListener("pagehide", () => running.forEach(({ chat: one }) => save(one))
 addEventListener("storage", (event) => {
   if (!store.isChat(event.key)) return;
   const changed = event.key?.endsWith(`chat:${chat.id}`) && !isRunning() ? store.chat(chat.id) : null;
-  if (changed !== null && !isEditing()) {
+  if (changed !== null && editField() === null) {
     chat = changed;
     showMessages();
   }

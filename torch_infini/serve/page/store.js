@@ -49,13 +49,14 @@ export class Store {
       if (key.startsWith(this.#prefix)) names.add(key.slice(this.#prefix.length));
     }
     const chats = [...names].filter((name) => name.startsWith("chat:")).map((name) => this.chat(name.slice(5)));
-    return chats.filter((chat) => chat !== null).sort((a, b) => b.updated - a.updated);
+    return chats.filter((chat) => chat !== null).sort((a, b) => (b.updated ?? 0) - (a.updated ?? 0));
   }
 
-  // Returns a chat, or null if there is none. An answer that has no end was cut by the page's own end.
+  // Returns a chat, or null if there is none; what is no message is left out. An answer that has no end was cut by the page's own end.
   chat(id) {
     const chat = this.read(`chat:${id}`);
     if (chat?.id !== id || !Array.isArray(chat.messages)) return null;
+    chat.messages = chat.messages.filter((message) => typeof message?.content === "string");
     for (const message of chat.messages) {
       if (message.role === "assistant" && !message.finish && !message.error) message.finish = "stopped";
     }
