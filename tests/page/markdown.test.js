@@ -24,6 +24,11 @@ test("blocks", () => {
   assert.equal(blocksOf(text).map((block) => block.source).join("\n"), text.replace("more\n\n", "more\n"));
 });
 
+test("sessions of Python are no quotes", () => {
+  const text = ">>> f(1)\n... 2\n>> x";
+  assert.deepEqual(plain(text), [{ kind: "paragraph", text }]);
+});
+
 test("code that is still written, and code in a list", () => {
   assert.deepEqual(plain("```\na\n"), [{ kind: "code", language: "", text: "a\n" }]);
   const [list, block, rest] = plain("1. one:\n   ```sh\n   ls\n     -l\n   ```\n2. two");

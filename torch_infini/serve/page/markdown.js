@@ -6,7 +6,7 @@ const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const HEADING = /^(#{1,6})\s+(.*?)(?:\s+#+)?\s*$/;
 const DEEPEST = 6; // of lists in lists
 const RULE = /^\s*([-*_])(?:\s*\1){2,}\s*$/;
-const QUOTE = /^\s*>\s?(.*)$/;
+const QUOTE = /^\s*>(?!>)\s?(.*)$/; // not >>>, the prompt of Python
 
 // Returns the blocks of a text: {kind, source, ...}; a block is the same where its source is.
 export function blocksOf(text) {
