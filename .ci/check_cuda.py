@@ -134,6 +134,25 @@ def early_accesses(functions: list[sass.Function]) -> list[str]:
     return wrong
 
 
+# min and max of a count, clamped at 0, with a comparison of the result taken from the same instruction.
+CLAMPED = re.compile(r"VI(ADD)?MNMX3?(\.\w+)*\.RELU(\.\w+)*")
+
+
+def wrong_predicates(functions: list[sass.Function]) -> list[str]:
+    """Sentences about kernels that take a predicate from a clamped minimum.
+
+    An H100 sets it also where the clamp made the value 0; ptxas 13.0 takes it for "the value is the bound". Seen with
+    `count = min(max(left, 0), width)` and a branch on `count == width`; a branch on `left >= width` has no such code.
+    """
+    return [
+        f"{Kernel(function.symbol, '').name} takes a predicate from {i.opcode} at {i.address:#x}: compare the value "
+        "before it is clamped (csrc/common/cuda/heads.cuh)"
+        for function in functions
+        for i in function.code
+        if CLAMPED.fullmatch(i.opcode) and re.match(r"\w+, U?P\d", i.operands)
+    ]
+
+
 def check(source: Path, flags: str, folder: Path) -> tuple[list[str], list[str]]:
     """(lines for the table, what is wrong) of one source."""
     made = folder / (str(source.relative_to(ROOT)).replace(os.sep, ".") + ".o")
@@ -147,6 +166,7 @@ def check(source: Path, flags: str, folder: Path) -> tuple[list[str], list[str]]
     if sass.find_cuobjdump():
         functions = sass.parse(sass.dump(made, "--dump-sass", "--gpu-architecture", LOOKED_AT))
         wrong += missing_instructions(source, functions) + early_accesses(functions)
+        wrong += wrong_predicates(functions)
     return table(kernels), wrong
 
 

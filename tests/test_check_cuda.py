@@ -56,6 +56,17 @@ def test_a_kernel_that_does_something_before_it_waits(code: str, wrong: str) -> 
     assert check_cuda.early_accesses(functions(WAITS, code)) == [rule]
 
 
+def test_predicates_of_clamped_minima() -> None:
+    good = "VIMNMX.RELU R4, R4, 0x8, PT ; VIMNMX R2, P0, P0, R4, R3, PT ; ISETP.GT.AND P1, PT, R4, 0x7, PT ; "
+    assert check_cuda.wrong_predicates(functions(good + WAITS)) == []
+    bad = "VIMNMX.RELU R17, P0, P0, R17, 0x8, PT ; VIADDMNMX.RELU R5, P3, P3, R4, R2, 0x8, PT ; "
+    wrong = check_cuda.wrong_predicates(functions(good + bad + WAITS))
+    assert [sentence.partition(":")[0] for sentence in wrong] == [
+        "copy0 takes a predicate from VIMNMX.RELU at 0x30",
+        "copy0 takes a predicate from VIADDMNMX.RELU at 0x40",
+    ]
+
+
 def test_promised_instructions(tmp_path: Path) -> None:
     source = tmp_path / "copy.cu"
     source.write_text("// SASS: copy0: LDG.E.128 STG.E.128 EX\n// SASS: copy1: LDG.E.128 STG.E\n// SASS: copy2: HMMA\n")
