@@ -411,6 +411,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
         return report(cudaErrorIllegalState);
     }
     if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id()) {
+        end(*capture); // as an H100 does
         return report(cudaErrorStreamCaptureWrongThread);
     }
     if (capture->origin != stream) {
@@ -447,6 +448,13 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    {
+        const Lock lock(mutex);
+        if (Capture *const capture = capture_of(stream)) {
+            capture->valid = false;
+            return report(cudaErrorStreamCaptureUnsupported);
+        }
+    }
     if (!waits(stream)) {
         return report(submit(stream, [nodes = exec->nodes] { run(*nodes); }));
     }

@@ -232,8 +232,9 @@ INFINI_API infiniStatus_t infinirtGraphInstantiate(infinirtGraphExec_t *graph_ex
 INFINI_API infiniStatus_t infinirtGraphExecDestroy(infinirtGraphExec_t graph_exec);
 
 /* Queues one run of everything captured, in an order that keeps every dependency; it reads and writes the memory that
- * was captured, which must still be there. On a captured stream the run becomes part of that capture. (The name is
- * spelled as the stack's users know it.) */
+ * was captured, which must still be there. On a captured stream the run becomes part of that capture; not on NVIDIA
+ * devices, where CUDA launches no graph while it captures: BAD_PARAM, and the capture goes on. (The name is spelled as
+ * the stack's users know it.) */
 INFINI_API infiniStatus_t infinirtGraphLuanch(infinirtGraphExec_t graph_exec, infinirtStream_t stream);
 
 /* ---- errors, and the CPU's instruction sets (additions to the Infini interface) ---- */

@@ -42,7 +42,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, s
     if (present("attention", "q", q)->ndim() != 3) {
         fail("infinicore::attention: q must have 3 dimensions [heads, seq, dim], got ", q->info());
     }
-    Tensor out = Tensor::empty({q->size(1), q->size(0), q->size(2)}, q->dtype(), q->device());
+    Tensor out = new_result("attention", "q", q, {q->size(1), q->size(0), q->size(2)}, q->dtype());
     attention_(out, std::move(q), std::move(k), std::move(v), std::move(k_cache), std::move(v_cache), pos);
     return out;
 }

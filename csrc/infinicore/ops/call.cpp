@@ -10,9 +10,31 @@ const Tensor &present(const char *op, const char *name, const Tensor &tensor) {
     return tensor;
 }
 
+namespace {
+
+void check_recorded_device(const char *op, const char *name, const Device &device, const Recording *recording) {
+    if (recording == nullptr || recording->device == device) {
+        return;
+    }
+    // torch_infini.runtime.record keeps a CPU graph open while torch captures on CUDA.
+    const char *const why = recording->device == Device::cpu() && device.getType() == Device::Type::NVIDIA
+                                ? " (torch_infini.runtime.record on CUDA records torch's ops alone)"
+                                : "";
+    fail("infinicore::", op, ": ", name, " must be on ", recording->device.toString(),
+         ", whose graph is recorded, got ", device.toString(), why);
+}
+
+} // namespace
+
+Tensor new_result(const char *op, const char *name, const Tensor &argument, const Shape &shape, DataType dtype) {
+    const Device device = present(op, name, argument)->device();
+    check_recorded_device(op, name, device, current_recording()); // a device that is captured may refuse to allocate
+    return Tensor::empty(shape, dtype, device);
+}
+
 Tensor result_like(const char *op, const char *name, const Tensor &argument) {
     const Tensor &like = present(op, name, argument);
-    return Tensor::empty(like->shape(), like->dtype(), like->device());
+    return new_result(op, name, like, like->shape(), like->dtype());
 }
 
 Device enter(const char *op, const Argument *arguments, size_t count) {
@@ -40,14 +62,7 @@ Device enter(const char *op, const Argument *arguments, size_t count) {
     }
     const Device device = (*first)->device();
     context::setDevice(device);
-    if (recording != nullptr && recording->device != device) {
-        // torch_infini.runtime.record keeps a CPU graph open while torch captures on CUDA.
-        const char *const why = recording->device == Device::cpu() && device.getType() == Device::Type::NVIDIA
-                                    ? " (torch_infini.runtime.record on CUDA records torch's ops alone)"
-                                    : "";
-        fail("infinicore::", op, ": ", first_name, " must be on ", recording->device.toString(),
-             ", whose graph is recorded, got ", device.toString(), why);
-    }
+    check_recorded_device(op, first_name, device, recording);
     return device;
 }
 

@@ -147,7 +147,9 @@ protected:
 
 // Returns the tensor for use before enter() has checked all arguments; throws, naming the argument, if it is empty.
 const Tensor &present(const char *op, const char *name, const Tensor &tensor);
-// Allocates a result with the shape, dtype and device of an argument.
+// Allocates a result on the device of an argument; throws first if the graph of another device is recorded.
+Tensor new_result(const char *op, const char *name, const Tensor &argument, const Shape &shape, DataType dtype);
+// The same with the argument's shape and dtype.
 Tensor result_like(const char *op, const char *name, const Tensor &argument);
 // Checks that all tensors exist, are on one device, and have values if they are read; makes that device current.
 Device enter(const char *op, const Argument *arguments, size_t count);

@@ -23,7 +23,7 @@ Tensor embedding(Tensor input, Tensor weight) {
     }
     Shape shape = present("embedding", "input", input)->shape();
     shape.push_back(weight->size(1));
-    Tensor out = Tensor::empty(shape, weight->dtype(), weight->device());
+    Tensor out = new_result("embedding", "weight", weight, shape, weight->dtype());
     embedding_(out, std::move(input), std::move(weight));
     return out;
 }

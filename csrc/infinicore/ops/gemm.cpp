@@ -81,7 +81,7 @@ Tensor product(const char *op, const Tensor &a, const Tensor &b) {
     Shape shape = a->ndim() == b->ndim() && is_one(leading(a)) ? leading(b) : leading(a);
     shape.push_back(a->size(a->ndim() - 2));
     shape.push_back(b->size(b->ndim() - 1));
-    return Tensor::empty(shape, a->dtype(), a->device());
+    return new_result(op, "a", a, shape, a->dtype());
 }
 
 } // namespace

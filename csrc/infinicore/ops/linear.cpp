@@ -40,7 +40,7 @@ Tensor linear(Tensor input, Tensor weight, std::optional<Tensor> bias) {
     }
     Shape shape = input->shape();
     shape.back() = weight->size(0);
-    Tensor out = Tensor::empty(shape, input->dtype(), input->device());
+    Tensor out = new_result("linear", "input", input, shape, input->dtype());
     linear_(out, std::move(input), std::move(weight), std::move(bias));
     return out;
 }

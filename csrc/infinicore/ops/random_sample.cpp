@@ -32,7 +32,7 @@ void random_sample_(Tensor indices, Tensor logits, float random_val, float topp,
 }
 
 Tensor random_sample(Tensor logits, float random_val, float topp, int topk, float temperature) {
-    Tensor indices = Tensor::empty({}, DataType::I32, present("random_sample", "logits", logits)->device());
+    Tensor indices = new_result("random_sample", "logits", logits, {}, DataType::I32);
     random_sample_(indices, std::move(logits), random_val, topp, topk, temperature);
     return indices;
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -103,6 +104,7 @@ template <typename Body> void done_on_return(int device_id, const Body &body) {
 struct Capture {
     unsigned long long id = 0;
     int device_id = 0;
+    std::thread::id thread;       // which alone may end it; none: any may
     std::atomic<bool> open{true}; // not updated for a capture that began elsewhere, whose end is unknown
 };
 
@@ -470,6 +472,7 @@ public:
         const auto capture = std::make_shared<Capture>();
         capture->id = capture_info(stream).id;
         capture->device_id = stream.device_id;
+        capture->thread = mode == INFINIRT_STREAM_CAPTURE_MODE_RELAXED ? std::thread::id() : std::this_thread::get_id();
         const std::lock_guard<std::mutex> lock(captures_mutex_);
         static_cast<CudaStream &>(stream).began = capture;
         captures_[capture->id] = capture;
@@ -508,6 +511,8 @@ public:
             done_on_return(exec.device_id, launch);
         } else {
             const DeviceScope device(exec.device_id);
+            // CUDA would refuse, and end the capture.
+            not_captured("infinirtGraphLuanch", *stream, INFINI_STATUS_BAD_PARAM);
             launch(native(*stream));
         }
     }
@@ -536,13 +541,19 @@ private:
         }
     }
 
-    // Throws unless the stream began its capture. CUDA decides for a capture that began elsewhere.
+    // Throws unless the stream began its capture, on this thread if that matters: CUDA, asked by another one, ends the
+    // capture and returns no graph. CUDA decides for a capture that began elsewhere.
     void must_be_origin(Stream &stream) {
         const CaptureInfo info = capture_info(stream);
         const std::lock_guard<std::mutex> lock(captures_mutex_);
-        const bool joined = static_cast<CudaStream &>(stream).began == nullptr && captures_.count(info.id) != 0;
+        const auto &began = static_cast<CudaStream &>(stream).began;
+        const bool joined = began == nullptr && captures_.count(info.id) != 0;
         if (!info.captured || joined) {
             bad_param("infinirtStreamEndCapture: stream must be the one on which a capture began");
+        }
+        if (began != nullptr && began->thread != std::thread::id() && began->thread != std::this_thread::get_id()) {
+            bad_param("infinirtStreamEndCapture: the thread must be the one that began the capture, whose mode is not "
+                      "relaxed");
         }
     }
 
