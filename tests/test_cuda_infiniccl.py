@@ -254,4 +254,4 @@ def test_one_rank(device: str) -> None:
         pytest.skip("no GPU")
     kind = NVIDIA if device == "cuda" else CPU
     done = run_python(ALONE, device, kind)
-    assert done.stdout == "alone\n", done.stderr
+    assert done.stdout == "alone\n", (done.returncode, done.stderr)

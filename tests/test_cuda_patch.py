@@ -118,6 +118,7 @@ def test_captured_decode(weights: str | None) -> None:
         run = step
         if captured:
             side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 step()  # warms up
             torch.cuda.synchronize()

@@ -66,10 +66,21 @@ def copied(value: Any) -> Any:
 
 
 def moved(sample: Sample, device: str | None) -> Sample:
-    """Return the sample with its CPU tensors on another device."""
+    """Return the sample with its CPU tensors on another device.
+
+    On CUDA they keep their strides, also those of a broadcast view, and share memory where they shared it.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
 
     def move(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) and value.device.type == "cpu" else value
+        if not isinstance(value, Tensor) or value.device.type != "cpu":
+            return value
+        if device is None or torch.device(device).type != "cuda":
+            return value.to(device)
+        storage = value.untyped_storage()
+        there = storages.setdefault(storage.data_ptr(), storage.to(device=torch.device(device)))
+        empty = torch.empty(0, dtype=value.dtype, device=device)
+        return empty.set_(there, value.storage_offset(), value.size(), value.stride())
 
     return Sample(sample.name, tuple(map(move, sample.args)), {k: move(v) for k, v in sample.kwargs.items()})
 
