@@ -90,11 +90,11 @@ def all_stages(out: Path, python: str = sys.executable) -> list[Stage]:
         Stage(
             "tests",
             (*pytest, *(xdist if importlib.util.find_spec("xdist") else []), *files),
-            200,
+            150,
             {"INFINI_TEST_SECONDS": "90", "OMP_NUM_THREADS": "2"},
             ran=lambda: tests_ran(out / "tests.xml"),
         ),
-        Stage("doctor", (python, "-m", "torch_infini", "doctor"), 50),
+        Stage("doctor", (python, "-m", "torch_infini", "doctor"), 100),
     ]
     for tool, seconds in (("memcheck", 50), ("racecheck", 60), ("initcheck", 40), ("synccheck", 40)):
         # Of memory that torch's allocator keeps, the tools cannot tell what is in use.
@@ -276,6 +276,16 @@ def env_facts(environment: Mapping[str, str], python: str) -> Any:
     return ask(python, "-m", "torch_infini", "env", "--json", environment=environment)
 
 
+def with_entry_points(environment: Mapping[str, str], python: str) -> dict[str, str]:
+    """The environment in which torch finds backend="infini", as where the package is installed."""
+    folder = UNPACKED.parent / "metadata"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [python, "-W", "ignore", "setup.py", "-q", "egg_info", "--egg-base", str(folder)]
+    if subprocess.run(command, cwd=ROOT).returncode:
+        print("gpu: the package's metadata could not be written: tests of torch.compile will fail", flush=True)
+    return {**environment, "PYTHONPATH": os.pathsep.join([environment["PYTHONPATH"], str(folder)])}
+
+
 def prepare(
     archive: Path | None, archs: Sequence[str], environment: dict[str, str], log: Path, python: str = sys.executable
 ) -> tuple[dict[str, str], Any, str]:
@@ -360,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (out / name).unlink(missing_ok=True)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    environment = with_entry_points(environment, sys.executable)
     environment, facts, missing = prepare(options.archive, found["archs"], environment, out / "log.txt")
     if missing:
         print(f"gpu: {missing}. Nothing was tested.", file=sys.stderr)

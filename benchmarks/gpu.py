@@ -56,9 +56,9 @@ def planned(cases: Sequence[Case], seconds: float) -> Plan:
 
 
 def context_is_lost() -> bool:
-    """Whether the GPU refuses all further work of this process, as after an illegal access."""
+    """Whether this process cannot go on: the GPU refuses its work after an illegal access, or torch after a capture."""
     try:
-        torch.cuda.synchronize() if GPU else None
+        torch.rand(1, device="cuda").item() if GPU else None
     except Exception:
         return True
     return False
@@ -89,7 +89,7 @@ def run_cases(
         except Exception as error:  # whatever it is, it is the result of this case
             row = row_of(case, note=f"{FAILS}: {first_line(error)}")
         results.add(row)
-        if " fails: " in row["note"] and lost():
+        if (" fails: " in row["note"] or " not captured: " in row["note"]) and lost():
             return True
         if GPU:
             torch.cuda.empty_cache()

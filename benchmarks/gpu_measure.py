@@ -111,8 +111,14 @@ def captured(call: Call) -> Call:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except Exception:
+        # torch's generator would go on as if captured, and refuse to make inputs for the next case.
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(torch.Generator("cuda").graphsafe_get_state())
+        raise
     return graph.replay
 
 

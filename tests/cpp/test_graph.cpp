@@ -298,7 +298,7 @@ void refusals(const Device &device) {
     if (device != Device::cpu()) {
         THROWS(y->to(Device::cpu()),
                "infinicore::Tensor::copy_from: a copy to the host cannot be recorded: copy after Graph::run()");
-        THROWS(op::add(host, host), "infinicore::add: c must be on NVIDIA:0, whose graph is recorded, got CPU:0");
+        THROWS(op::add(host, host), "infinicore::add: a must be on NVIDIA:0, whose graph is recorded, got CPU:0");
     }
     const auto graph = context::stopGraphRecording();
     THROWS(op::add(x, y),
