@@ -31,6 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "models": BASE | {"ops", "weights", "distributed", "nn", "checkpoints"},
     "engine": BASE | {"ops", "weights", "distributed", "runtime", "nn", "models", "checkpoints", "patch"},
     "serve": BASE | {"ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
+    # What other projects' programs load; no part of the product stands on it.
+    "integrations": BASE | {"engine"},
     "patch": BASE | {"ops", "weights", "distributed", "checkpoints", "nn"},
     "compile": BASE | {"ops"},
     "demo": set(),

@@ -22,7 +22,7 @@ def check(path: str) -> None:
         raise CommandError(f"--plot must end in .svg or .png, got {path!r}")
     if path.endswith(".png"):
         try:
-            import cairosvg  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
+            import cairosvg  # noqa: F401
         except (ImportError, OSError) as error:  # OSError: without the library cairo
             raise CommandError(
                 f"--plot needs cairosvg for .png (pip install cairosvg; .svg needs nothing): {error}"
