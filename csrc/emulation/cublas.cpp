@@ -1,4 +1,4 @@
-// cuBLAS emulated: the few functions that csrc/infiniop/gemm/cublas.cu uses, with the documented rules, in plain loops.
+// cuBLAS emulated: the functions that csrc/infiniop/gemm/cublas_functions.h names, by the documented rules, in plain loops.
 // Matrices are column-major. A sum is added in the order of k in one accumulator, the least exact order that cuBLAS may
 // use: floats in float, half types as tensor cores add (tensor_cores.h), int8 in int32.
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../common/cuda/scalar_types.cuh"
+#include "../infiniop/gemm/cublas_functions.h"
 #include "emulator.h"
 #include "tensor_cores.h"
 
@@ -44,6 +45,12 @@ void write(void *p, int type, int64_t i, float value) {
     default:
         static_cast<float *>(p)[i] = value;
     }
+}
+
+float rounded(float value, int type) {
+    float as_held = 0;
+    write(&as_held, type, 0, value);
+    return read(&as_held, type, 0);
 }
 
 int64_t size_of_type(int type) {
@@ -158,10 +165,135 @@ INFINI_EMULATED int cublasGemmStridedBatchedEx_64(cublasContext *handle, int tra
                          [&](int64_t i, int64_t j, float sum) {
                              const int64_t to = j * ldc + i;
                              const float product = scale == 0 ? 0 : scale * sum;
-                             write(out, c_type, to, kept == 0 ? product : product + kept * read(out, c_type, to));
+                             write(out, c_type, to,
+                                   kept == 0
+                                       ? product
+                                       : rounded(product, c_type) + kept * read(out, c_type, to)); // as on an H100
                          });
             }
         }
+    });
+    return 0;
+}
+
+// ---- cuBLASLt: a product with a bias ----
+
+struct cublasLtMatmulDescOpaque_t {
+    int transpose_a = 0, transpose_b = 0;
+    uint32_t epilogue = 1;
+    const void *bias = nullptr;
+};
+
+struct cublasLtMatrixLayoutOpaque_t {
+    int type;
+    int64_t rows, columns, ld;
+};
+
+struct cublasLtMatmulPreferenceOpaque_t {
+    uint32_t alignment[4] = {256, 256, 256, 256};
+};
+
+INFINI_EMULATED int cublasLtMatmulDescCreate(cublasLtMatmulDescOpaque_t **product, int compute_type, int scale_type) {
+    *product = new cublasLtMatmulDescOpaque_t;
+    return compute_type == 68 && scale_type == kFloat ? 0 : kNotSupported;
+}
+
+INFINI_EMULATED int cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t *product, int attribute,
+                                                   const void *value, size_t bytes) {
+    const auto set = [&](auto &field) {
+        std::memcpy(&field, value, sizeof field);
+        return bytes == sizeof field ? 0 : kInvalid;
+    };
+    switch (attribute) {
+    case 3:
+        return set(product->transpose_a);
+    case 4:
+        return set(product->transpose_b);
+    case 7:
+        return set(product->epilogue);
+    case 8:
+        return set(product->bias);
+    default:
+        return kInvalid;
+    }
+}
+
+INFINI_EMULATED int cublasLtMatmulDescDestroy(cublasLtMatmulDescOpaque_t *product) {
+    delete product;
+    return 0;
+}
+
+INFINI_EMULATED int cublasLtMatrixLayoutCreate(cublasLtMatrixLayoutOpaque_t **layout, int type, uint64_t rows,
+                                               uint64_t columns, int64_t ld) {
+    *layout = new cublasLtMatrixLayoutOpaque_t{type, static_cast<int64_t>(rows), static_cast<int64_t>(columns), ld};
+    return ld >= static_cast<int64_t>(rows > 1 ? rows : 1) ? 0 : kInvalid;
+}
+
+INFINI_EMULATED int cublasLtMatrixLayoutDestroy(cublasLtMatrixLayoutOpaque_t *layout) {
+    delete layout;
+    return 0;
+}
+
+INFINI_EMULATED int cublasLtMatmulPreferenceCreate(cublasLtMatmulPreferenceOpaque_t **preference) {
+    *preference = new cublasLtMatmulPreferenceOpaque_t;
+    return 0;
+}
+
+INFINI_EMULATED int cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreferenceOpaque_t *preference, int attribute,
+                                                         const void *value, size_t bytes) {
+    if (attribute >= 5 && attribute <= 8) {
+        std::memcpy(&preference->alignment[attribute - 5], value, sizeof(uint32_t));
+    }
+    return bytes == (attribute == 1 ? sizeof(size_t) : sizeof(uint32_t)) ? 0 : kInvalid;
+}
+
+INFINI_EMULATED int cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreferenceOpaque_t *preference) {
+    delete preference;
+    return 0;
+}
+
+// The algorithm keeps the alignment that it was chosen for, which the product checks.
+INFINI_EMULATED int cublasLtMatmulAlgoGetHeuristic(cublasContext *, cublasLtMatmulDescOpaque_t *,
+                                                   cublasLtMatrixLayoutOpaque_t *a, cublasLtMatrixLayoutOpaque_t *b,
+                                                   cublasLtMatrixLayoutOpaque_t *c, cublasLtMatrixLayoutOpaque_t *,
+                                                   cublasLtMatmulPreferenceOpaque_t *preference, int wanted,
+                                                   cublasLtMatmulHeuristicResult_t *results, int *found) {
+    const auto fits = [&](const cublasLtMatrixLayoutOpaque_t *x, int i) {
+        return preference->alignment[i] % size_of_type(x->type) == 0;
+    };
+    *found = wanted > 0 && fits(a, 0) && fits(b, 1) && fits(c, 2) && fits(c, 3) ? 1 : 0;
+    results[0] = {};
+    std::memcpy(results[0].algorithm, preference->alignment, sizeof preference->alignment);
+    return *found > 0 ? 0 : kNotSupported;
+}
+
+INFINI_EMULATED int cublasLtMatmul(cublasContext *, cublasLtMatmulDescOpaque_t *product, const void *, const void *a,
+                                   cublasLtMatrixLayoutOpaque_t *a_layout, const void *b,
+                                   cublasLtMatrixLayoutOpaque_t *b_layout, const void *, const void *,
+                                   cublasLtMatrixLayoutOpaque_t *, void *d, cublasLtMatrixLayoutOpaque_t *d_layout,
+                                   const uint64_t *algorithm, void *workspace, size_t workspace_bytes,
+                                   cudaStream_t stream) {
+    uint32_t alignment[4];
+    std::memcpy(alignment, algorithm, sizeof alignment);
+    const void *const operands[] = {a, b, d, d};
+    for (int i = 0; i < 4; ++i) {
+        if (reinterpret_cast<uintptr_t>(operands[i]) % alignment[i] != 0) {
+            return kInvalid;
+        }
+    }
+    if (product->epilogue != 4 || product->bias == nullptr || reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
+        return kInvalid;
+    }
+    std::memset(workspace, 0xff, workspace_bytes < 4096 ? workspace_bytes : 4096); // as cublasSetWorkspace does here
+    const cublasLtMatrixLayoutOpaque_t left = *a_layout, right = *b_layout, out = *d_layout;
+    const cublasLtMatmulDescOpaque_t how = *product;
+    const int64_t k = how.transpose_a != 0 ? left.rows : left.columns;
+    infini::emulation::enqueue(stream, [=] {
+        multiply(rows_of<float>(a, left.type, how.transpose_a != 0, left.ld, out.rows, k),
+                 rows_of<float>(b, right.type, how.transpose_b == 0, right.ld, out.columns, k), out.rows, out.columns,
+                 k, left.type != kFloat, [&](int64_t i, int64_t j, float sum) {
+                     write(d, out.type, j * out.ld + i, sum + read(how.bias, out.type, i));
+                 });
     });
     return 0;
 }

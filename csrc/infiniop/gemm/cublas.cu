@@ -1,27 +1,8 @@
-// Calls of cuBLAS: its functions by dlopen, one handle per thread and device, and matrices in column-major order.
-// Declared after cuBLAS's documentation; the emulation defines functions of the same names.
+// Calls of cuBLAS: one handle per thread and device, and matrices in column-major order.
 #include "cublas.h"
+
+#include "cublas_functions.h"
 #include "cuda/launch.cuh"
-
-#ifndef INFINI_EMULATION
-#include <dlfcn.h>
-#endif
-
-struct cublasContext;
-
-#ifdef INFINI_EMULATION
-extern "C" {
-int cublasCreate_v2(cublasContext **handle);
-int cublasSetStream_v2(cublasContext *handle, cudaStream_t stream);
-int cublasSetWorkspace_v2(cublasContext *handle, void *workspace, size_t bytes);
-int cublasSetMathMode(cublasContext *handle, int mode);
-int cublasGemmStridedBatchedEx_64(cublasContext *handle, int transpose_a, int transpose_b, int64_t m, int64_t n,
-                                  int64_t k, const void *alpha, const void *a, int a_type, int64_t lda,
-                                  long long a_step, const void *b, int b_type, int64_t ldb, long long b_step,
-                                  const void *beta, void *c, int c_type, int64_t ldc, long long c_step, int64_t batch,
-                                  int compute_type, int algorithm);
-}
-#endif
 
 namespace infini::gemm {
 namespace {
@@ -71,67 +52,34 @@ void check_cublas(const char *function, int status) {
     }
 }
 
-struct Functions {
-    int (*create)(cublasContext **);
-    int (*set_stream)(cublasContext *, cudaStream_t);
-    int (*set_workspace)(cublasContext *, void *, size_t);
-    int (*set_math_mode)(cublasContext *, int);
-    int (*multiply)(cublasContext *, int, int, int64_t, int64_t, int64_t, const void *, const void *, int, int64_t,
-                    long long, const void *, int, int64_t, long long, const void *, void *, int, int64_t, long long,
-                    int64_t, int, int);
-};
-
-#ifdef INFINI_EMULATION
-
-const Functions &functions() {
-    static constexpr Functions all{cublasCreate_v2, cublasSetStream_v2, cublasSetWorkspace_v2, cublasSetMathMode,
-                                   cublasGemmStridedBatchedEx_64};
+const CublasFunctions &functions() {
+    static const CublasFunctions all = [] {
+        [[maybe_unused]] const CublasLibrary library("cublas");
+        return CublasFunctions{INFINI_FIND(library, cublasCreate_v2), INFINI_FIND(library, cublasSetStream_v2),
+                               INFINI_FIND(library, cublasSetWorkspace_v2), INFINI_FIND(library, cublasSetMathMode),
+                               INFINI_FIND(library, cublasGemmStridedBatchedEx_64)};
+    }();
     return all;
 }
 
-#else
-
-void *open_library() {
-    constexpr const char *names[] = {"libcublas.so.13", "libcublas.so.12"};
-    for (const char *name : names) { // prefer the library that the process has loaded: torch brings its own
-        if (void *library = dlopen(name, RTLD_NOW | RTLD_NOLOAD)) {
-            return library;
-        }
-    }
-    for (const char *name : names) {
-        if (void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) {
-            return library;
-        }
-    }
-    throw Error(INFINI_STATUS_INTERNAL_ERROR,
-                "infini: a dense product on CUDA needs libcublas.so.13 or libcublas.so.12 where the loader looks for "
-                "libraries: put its folder into LD_LIBRARY_PATH");
-}
-
-Functions load_functions() {
-    void *const library = open_library();
-    const auto find = [&](auto &function, const char *name) {
-        void *const address = dlsym(library, name);
-        if (address == nullptr) {
-            throw Error(INFINI_STATUS_INTERNAL_ERROR, message("infini: this libcublas has no function ", name));
-        }
-        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
-    };
-    Functions all;
-    find(all.create, "cublasCreate_v2");
-    find(all.set_stream, "cublasSetStream_v2");
-    find(all.set_workspace, "cublasSetWorkspace_v2");
-    find(all.set_math_mode, "cublasSetMathMode");
-    find(all.multiply, "cublasGemmStridedBatchedEx_64");
+const CublasLtFunctions &lt_functions() {
+    static const CublasLtFunctions all = [] {
+        [[maybe_unused]] const CublasLibrary library("cublasLt");
+        return CublasLtFunctions{
+            INFINI_FIND(library, cublasLtMatmulDescCreate),
+            INFINI_FIND(library, cublasLtMatmulDescSetAttribute),
+            INFINI_FIND(library, cublasLtMatmulDescDestroy),
+            INFINI_FIND(library, cublasLtMatrixLayoutCreate),
+            INFINI_FIND(library, cublasLtMatrixLayoutDestroy),
+            INFINI_FIND(library, cublasLtMatmulPreferenceCreate),
+            INFINI_FIND(library, cublasLtMatmulPreferenceSetAttribute),
+            INFINI_FIND(library, cublasLtMatmulPreferenceDestroy),
+            INFINI_FIND(library, cublasLtMatmulAlgoGetHeuristic),
+            INFINI_FIND(library, cublasLtMatmul),
+        };
+    }();
     return all;
 }
-
-const Functions &functions() {
-    static const Functions all = load_functions();
-    return all;
-}
-
-#endif
 
 // The calling thread's handle for the current device. Never destroyed: that would wait for the GPU, and when a thread
 // ends the runtime may already be unloaded.
@@ -191,6 +139,42 @@ struct Factor {
     int64_t rows; // the row stride
 };
 
+// ---- cuBLASLt ----
+
+constexpr int kTransposeA = 3, kTransposeB = 4, kEpilogue = 7, kBiasPointer = 8; // attributes of a product
+constexpr uint32_t kAddBias = 4;                                                 // an epilogue
+constexpr int kWorkspaceLimit = 1, kReductions = 3, kAlignmentOfA = 5;           // preferences; of B, C and D follow
+constexpr uint32_t kSumsInFloat = 2;                                             // of the reductions, beside none
+constexpr int kFloat32 = 0;
+
+// An object of cuBLASLt, destroyed with its scope.
+template <typename Object> class Owned {
+public:
+    explicit Owned(int (*destroy)(Object *)) : destroy_(destroy) {}
+    ~Owned() {
+        if (object_ != nullptr) {
+            destroy_(object_);
+        }
+    }
+    Owned(const Owned &) = delete;
+    Owned &operator=(const Owned &) = delete;
+    Object **address() { return &object_; }
+    operator Object *() const { return object_; }
+
+private:
+    int (*destroy_)(Object *);
+    Object *object_ = nullptr;
+};
+
+// The largest power of two, up to 256, that the address is a multiple of.
+uint32_t alignment_of(const void *p) {
+    uint32_t bytes = 256;
+    while (reinterpret_cast<uintptr_t>(p) % bytes != 0) {
+        bytes /= 2;
+    }
+    return bytes;
+}
+
 } // namespace
 
 bool cublas_takes(const Args &args) {
@@ -208,7 +192,7 @@ void multiply_by_cublas(const ExecutionContext &context, const Args &args) {
     const Factor left(b), right(a);
     const bool integers = c.dtype == INFINI_DTYPE_I32;
     const int32_t alpha = static_cast<int32_t>(args.alpha), beta = static_cast<int32_t>(args.beta);
-    const Functions &cublas = functions();
+    const CublasFunctions &cublas = functions();
     cublasContext *const own = handle();
     check_cublas("cublasSetStream",
                  // Resets the workspace to cuBLAS's default, so the call's own is set after it.
@@ -225,6 +209,67 @@ void multiply_by_cublas(const ExecutionContext &context, const Args &args) {
                                  integers ? static_cast<const void *>(&beta) : &args.beta, c.data, type_of(c.dtype),
                                  pitch(c), step(c), c.ndim == 3 ? c.shape[0] : 1, integers ? kCompute32I : kCompute32F,
                                  kDefaultAlgorithm));
+}
+
+bool multiply_with_bias(const ExecutionContext &context, const Args &args, const void *bias) {
+    if (args.c.ndim != 2 || !lies_by_rows(args.c) || !cublas_takes(args)) {
+        return false;
+    }
+    const Factor left(args.b), right(args.a); // column-major, as above: the bias goes along c^T's columns
+    const int64_t m = args.c.size(1), n = args.c.size(0), k = args.a.size(1);
+    const int type = type_of(args.c.dtype);
+    const CublasLtFunctions &lt = lt_functions();
+    const auto check = [](const char *function, int status) { check_cublas(function, status); };
+
+    Owned<cublasLtMatmulDescOpaque_t> product(lt.destroy_product);
+    check("cublasLtMatmulDescCreate", lt.create_product(product.address(), kCompute32F, kFloat32));
+    const auto set = [&](int attribute, const auto &value) {
+        check("cublasLtMatmulDescSetAttribute", lt.set_of_product(product, attribute, &value, sizeof value));
+    };
+    set(kTransposeA, left.operation);
+    set(kTransposeB, right.operation);
+    set(kEpilogue, kAddBias);
+    set(kBiasPointer, bias);
+
+    Owned<cublasLtMatrixLayoutOpaque_t> a(lt.destroy_layout), b(lt.destroy_layout), c(lt.destroy_layout);
+    const auto lay_out = [&](auto &layout, bool transposed, int64_t rows, int64_t columns, int64_t ld) {
+        check("cublasLtMatrixLayoutCreate",
+              lt.create_layout(layout.address(), type, transposed ? columns : rows, transposed ? rows : columns, ld));
+    };
+    lay_out(a, left.operation == kTransposed, m, k, left.rows);
+    lay_out(b, right.operation == kTransposed, k, n, right.rows);
+    lay_out(c, false, m, n, pitch(args.c));
+
+    void *workspace = nullptr;
+    size_t workspace_bytes = 0;
+    if (args.workspace != nullptr) {
+        workspace = reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(args.workspace) + 255) / 256 * 256);
+        workspace_bytes = kWorkspaceBytes - 256;
+    }
+    Owned<cublasLtMatmulPreferenceOpaque_t> preference(lt.destroy_preference);
+    check("cublasLtMatmulPreferenceCreate", lt.create_preference(preference.address()));
+    const auto prefer = [&](int attribute, const auto &value) {
+        check("cublasLtMatmulPreferenceSetAttribute",
+              lt.set_of_preference(preference, attribute, &value, sizeof value));
+    };
+    prefer(kWorkspaceLimit, workspace_bytes);
+    prefer(kReductions, kSumsInFloat);
+    const void *const operands[] = {args.b.data, args.a.data, args.c.data, args.c.data};
+    for (int i = 0; i < 4; ++i) {
+        prefer(kAlignmentOfA + i, alignment_of(operands[i]));
+    }
+
+    cublasContext *const own = handle(); // valid as one of cuBLASLt
+    cublasLtMatmulHeuristicResult_t chosen{};
+    int found = 0;
+    if (lt.choose(own, product, a, b, c, c, preference, 1, &chosen, &found) != 0 || found == 0) {
+        return false;
+    }
+    const float alpha = 1, beta = 0;
+    check("cublasLtMatmul",
+          lt.multiply(own, product, &alpha, args.b.data, a, args.a.data, b, &beta, args.c.data, c, args.c.data, c,
+                      chosen.algorithm, workspace, workspace_bytes, cuda::stream_of(context)));
+    return true;
 }
 
 } // namespace infini::gemm

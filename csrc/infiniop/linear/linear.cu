@@ -1,9 +1,11 @@
 // The CUDA kernels of linear and fused_linear. With few rows of x the weights are streamed (weight_stream.cuh); with
-// more, cuBLAS adds the product with each weight to columns of y that already hold its bias, so the result is rounded
-// once. (A bias in cuBLAS's epilogue would take cublasLt, another library with ten more functions to load and
-// algorithms to select and cache, to save a launch and 4 bytes per element of y: on paper 8 % at k = 4096, for models
-// that have a bias.) A float32 bias with half types is added to sums that cuBLAS leaves in float32. A residual is added
-// in the epilogue of streamed weights; a product of cuBLAS is first rounded into the workspace.
+// more, cuBLAS multiplies by each weight and adds the bias in its epilogue, rounding once. Where it has no such product,
+// y holds the bias before, and cuBLAS adds to it, which rounds the product too. A float32 bias with half types, or one
+// of unaligned rows, is added to sums that cuBLAS leaves in float32. A residual is added in the epilogue of streamed
+// weights; a product of cuBLAS is first rounded into the workspace.
+#include <algorithm>
+#include <utility>
+
 #include "elementwise/elementwise.h"
 #include "gemm/cublas.h"
 #include "gemm/matmul.h"
@@ -23,22 +25,8 @@ bool has_wide_bias(const Args &args, int weight) {
     return args.bias[weight].dtype != INFINI_DTYPE_INVALID && args.bias[weight].dtype != args.x.dtype;
 }
 
-bool has_wide_bias(const Args &args) {
-    bool any = false;
-    for (int i = 0; i < args.weights; ++i) {
-        any = any || has_wide_bias(args, i);
-    }
-    return any;
-}
-
-// The bytes of a product's float32 sums; they follow cuBLAS's own workspace.
-size_t sums_bytes(const Args &args) {
-    const int64_t n = columns(args);
-    return has_wide_bias(args) ? static_cast<size_t>(args.y.numel() / n * (n + 4)) * sizeof(float) : 0;
-}
-
-// Sets `product` to the product with one weight into such sums, without addresses; false if cuBLAS does not support the
-// layouts.
+// Sets `product` to the product with one weight into float32 sums, without addresses; false if cuBLAS does not support
+// the layouts.
 bool as_sums(const Args &args, int i, gemm::Args &product) {
     const TensorView &weight = args.weight[i];
     if (!as_matrix(args.x, product.a)) {
@@ -53,6 +41,41 @@ bool as_sums(const Args &args, int i, gemm::Args &product) {
     product.c.shape[1] = weight.size(0);
     product.c.strides[0] = (weight.size(0) + 3) / 4 * 4; // a multiple of 4, for vector accesses
     return gemm::cublas_takes(product);
+}
+
+// Whether x, the weight and its columns of y have rows that begin at multiples of 16 bytes, if the tensors do.
+bool has_aligned_rows(const Args &args, int weight) {
+    const auto aligned = [&](int64_t elements) {
+        return elements * static_cast<int64_t>(size_of(args.x.dtype)) % 16 == 0;
+    };
+    int64_t first_column = 0;
+    for (int i = 0; i < weight; ++i) {
+        first_column += args.weight[i].size(0);
+    }
+    bool all = aligned(first_column) && aligned(args.weight[weight].stride(0));
+    for (int dim = 0; dim + 1 < args.x.ndim; ++dim) {
+        all = all && aligned(args.x.strides[dim]) && aligned(args.y.strides[dim]);
+    }
+    return all;
+}
+
+// Whether cuBLAS leaves float32 sums, to which the bias is added: always if the bias is float32 but y a half type, and
+// in half types where rows are not aligned: with cuBLASLt the one test that failed on an H200 had such rows.
+bool leaves_sums(const Args &args, int weight) {
+    gemm::Args sums;
+    return has_wide_bias(args, weight) ||
+           (args.bias[weight].dtype != INFINI_DTYPE_INVALID && size_of(args.x.dtype) == 2 &&
+            args.weight[weight].size(0) > 0 && !has_aligned_rows(args, weight) && as_sums(args, weight, sums));
+}
+
+// The bytes of a product's float32 sums; they follow cuBLAS's own workspace.
+size_t sums_bytes(const Args &args) {
+    const int64_t n = columns(args);
+    bool any = false;
+    for (int i = 0; i < args.weights; ++i) {
+        any = any || leaves_sums(args, i);
+    }
+    return any ? static_cast<size_t>(args.y.numel() / n * (n + 4)) * sizeof(float) : 0;
 }
 
 template <typename T> struct Fill {
@@ -95,6 +118,33 @@ TensorView with_rows(TensorView x) {
     return x;
 }
 
+// The product of rows x, which may have several dimensions, with one weight, and its bias; false, with y undefined, if
+// cuBLAS has none for the layouts. Rows that are no matrix are multiplied part by part.
+bool multiply_with_bias(const ExecutionContext &context, gemm::Args product, const TensorView &bias) {
+    gemm::Args matrices = product;
+    if (as_matrix(product.a, matrices.a) && as_matrix(product.c, matrices.c)) {
+        return gemm::multiply_with_bias(context, matrices, bias.data);
+    }
+    const auto drop_first_dimension = [](TensorView &x) {
+        --x.ndim;
+        std::copy(x.shape + 1, x.shape + 1 + x.ndim, x.shape);
+        std::copy(x.strides + 1, x.strides + 1 + x.ndim, x.strides);
+    };
+    const int64_t parts = product.a.shape[0];
+    const int64_t step[] = {product.a.strides[0] * static_cast<int64_t>(size_of(product.a.dtype)),
+                            product.c.strides[0] * static_cast<int64_t>(size_of(product.c.dtype))};
+    drop_first_dimension(product.a);
+    drop_first_dimension(product.c);
+    for (int64_t i = 0; i < parts; ++i) {
+        if (!multiply_with_bias(context, product, bias)) {
+            return false;
+        }
+        product.a.data = static_cast<char *>(product.a.data) + step[0];
+        product.c.data = static_cast<char *>(product.c.data) + step[1];
+    }
+    return true;
+}
+
 template <typename T> void multiply(const ExecutionContext &context, const Args &args) {
     gemm::Args product;
     product.a = with_rows(args.x);
@@ -107,7 +157,7 @@ template <typename T> void multiply(const ExecutionContext &context, const Args 
             continue;
         }
         product.c.shape[product.c.ndim - 1] = n;
-        if (has_wide_bias(args, i)) {
+        if (leaves_sums(args, i)) {
             gemm::Args sums;
             as_sums(args, i, sums);
             sums.c.data = static_cast<char *>(args.workspace) + gemm::kWorkspaceBytes;
@@ -126,6 +176,14 @@ template <typename T> void multiply(const ExecutionContext &context, const Args 
         product.b.strides[product.b.ndim - 1] = weight.stride(0);
         product.beta = 0;
         if (bias.dtype != INFINI_DTYPE_INVALID) {
+            gemm::Args with_bias = product;
+            with_bias.b = weight; // [n, k], and transposed [k, n]
+            std::swap(with_bias.b.shape[0], with_bias.b.shape[1]);
+            std::swap(with_bias.b.strides[0], with_bias.b.strides[1]);
+            if (multiply_with_bias(context, with_bias, bias)) {
+                product.c.data = product.c.as<T>() + n;
+                continue;
+            }
             const TensorView *const views[] = {&product.c};
             const Fill<T> fill{product.c.as<T>(), bias.as<const T>(), n, cuda::RowStrides<1>(views)};
             cuda::launch(context, fill_rows<T>, cuda::grid_x(fill.rows.count), dim3(256), 0, fill);
