@@ -186,7 +186,7 @@ template <typename T, typename E, int kSize, int kRowTiles> struct DecodeRows {
 template <typename T, typename E, int kSize, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, DecodeShape<E, kSize, kRowTiles>::kBlocks)
     attend_few_rows(const __grid_constant__ Problem<T, E> p) {
-    cuda::grid_dependency_sync();
+    cuda::grid_dependency_wait();
     using Shape = DecodeShape<E, kSize, kRowTiles>;
     constexpr int kRows = Shape::kRows, kStages = Shape::kStages;
     INFINI_SHARED(unit, WorkTile); // for use after the keys: registers are scarce
@@ -243,6 +243,7 @@ __global__ void __launch_bounds__(kThreads, DecodeShape<E, kSize, kRowTiles>::kB
         }
         stage = stage + 1 == kStages ? 0 : stage + 1;
     }
+    cuda::let_next_launch();
     sums_of_rows.softmax.template finish<4, 8, 16>(p);
 
     INFINI_SHARED(sums, float[kWarps][kRows]);

@@ -217,7 +217,7 @@ template <typename T, typename E, int kSize, bool kExact> struct PrefillRows {
 template <typename T, typename E, int kSize, bool kExact>
 __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
     attend_many_rows(const __grid_constant__ Problem<T, E> p) {
-    cuda::grid_dependency_sync();
+    cuda::grid_dependency_wait();
     using Shape = PrefillShape<E, kSize>;
     constexpr int kStages = Shape::kStages;
     if (p.starts.data != nullptr && !p.starts_fit()) {
@@ -285,6 +285,7 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         }
         stage = stage + 1 == kStages ? 0 : stage + 1;
     }
+    cuda::let_next_launch();
     mine.softmax.template finish<1, 2>(p);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

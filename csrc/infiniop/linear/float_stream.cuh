@@ -60,7 +60,7 @@ __device__ __forceinline__ void read_weights(const Problem<float> &a, const Weig
 // A warp handles two rows of the weight; each lane handles every 32nd step of k.
 template <int kBits, int kRows>
 __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2) stream_floats(const __grid_constant__ Problem<float> a) {
-    cuda::grid_dependency_sync();
+    cuda::grid_dependency_wait();
     constexpr int kOwn = kBlockRows / kWarps;
     const int lane = threadIdx.x, warp = threadIdx.y;
     const uint32_t block = a.x_tiles.quotient(blockIdx.x);
@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2) stream_floats(const __
             }
         }
     }
+    cuda::let_next_launch();
 #pragma unroll
     for (int r = 0; r < kOwn; ++r) {
 #pragma unroll

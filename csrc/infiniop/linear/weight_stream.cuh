@@ -43,7 +43,7 @@ constexpr int kBlocksOfFewRows = 3;
 template <typename F, int kTiles>
 __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFewRows : 2)
     stream(const __grid_constant__ Problem<typename F::X> a, const __grid_constant__ Ring ring) {
-    cuda::grid_dependency_sync();
+    cuda::grid_dependency_wait();
     using X = typename F::X;
     using Sum = typename F::Sum;
     using S = Stage<F>;
@@ -164,6 +164,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
         start(i + kStages, slot); // the slot is free again
     }
 
+    cuda::let_next_launch();
     // Adds the warps' sums in the order of the warps.
     constexpr int kPartPitch = kBlockRows + 4, kRows = kTiles * kTileRows;
     cuda::async_wait<0>();
