@@ -42,8 +42,9 @@ __global__ void __launch_bounds__(cuda::kHeadThreads) write_heads(const __grid_c
         }
     };
 
+    const Tile::Loaded slots = Tile::load(a.args.slot_mapping, first, end, a.plan.tokens);
     fetch(); // overlaps with the loads of the slots
-    tile.find(a.args.slot_mapping, k_cache, v_cache, first, end, a.plan.tokens);
+    tile.find(a.args.slot_mapping, k_cache, v_cache, first, end, a.plan.tokens, slots);
     if (!a.plan.has_slice()) {
         return;
     }

@@ -27,7 +27,8 @@ __global__ void __launch_bounds__(kQuantizeWarps *cuda::kWarp)
     INFINI_SHARED(tile, Tile);
     const int64_t heads = a.k_cache.shape[1], first = static_cast<int64_t>(blockIdx.x) * a.tile;
     const int64_t end = first + a.tile < a.tokens ? first + a.tile : a.tokens;
-    tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.tokens);
+    tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.tokens,
+              Tile::load(a.slot_mapping, first, end, a.tokens));
     const int lane = threadIdx.x;
     // The rows of K's heads and then V's are assigned to warps across tokens without a division, which is a call on the
     // GPU.

@@ -18,20 +18,31 @@ inline int64_t tile_of(int64_t tokens) {
 // Lives in shared memory.
 class Tile {
 public:
+    // The first slots that a thread of find() needs: of a token of the tile, and of one after the tile's first. Loaded
+    // by a call of its own, so that the loads are under way while the thread waits for others.
+    struct Loaded {
+        int64_t own, later;
+    };
+    static __device__ __forceinline__ Loaded load(const TensorView &slots, int64_t first, int64_t end, int64_t tokens) {
+        const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+        return {first + thread < end ? Indices(slots)[first + thread] : -1,
+                first + 1 + thread < tokens ? Indices(slots)[first + 1 + thread] : -1};
+    }
+
     // Examines tokens [first, end), at most kTileTokens. All threads of the block must call it.
     __device__ __forceinline__ void find(const TensorView &slots, const TensorView &k_cache, const TensorView &v_cache,
-                                         int64_t first, int64_t end, int64_t tokens) {
+                                         int64_t first, int64_t end, int64_t tokens, const Loaded &loaded) {
         const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
         const auto slot_of = [&](int64_t token) { return token < tokens ? Indices(slots)[token] : -1; };
-        int64_t later = first + 1 + thread, next = slot_of(later); // the first load is issued early
+        int64_t later = first + 1 + thread, next = loaded.later;
         for (int i = thread; i < kFilterBits / 32; i += threads) {
             filter_[i] = 0;
         }
         __syncthreads();
         const int count = static_cast<int>(end - first);
         for (int j = thread; j < count; j += threads) {
-            const int64_t slot = slot_of(first + j), block_size = k_cache.shape[2];
-            const bool inside = slot >= 0 && block_size > 0 && slot / block_size < k_cache.shape[0];
+            const int64_t slot = j == thread ? loaded.own : slot_of(first + j), block_size = k_cache.shape[2];
+            const bool inside = slot >= 0 && slot < k_cache.shape[0] * block_size;
             slots_[j] = inside ? slot : -1;
             skipped_[j] = !inside;
             if (inside) {
@@ -41,6 +52,9 @@ public:
             }
         }
         __syncthreads();
+        if (first + 1 >= tokens) {
+            return; // no later token, as when one sequence is decoded
+        }
         for (; later < tokens; later += threads) {
             const int64_t slot = next;
             next = slot_of(later + threads);

@@ -53,9 +53,12 @@ __global__ void __launch_bounds__(cuda::kHeadThreads, 5) write_heads(const __gri
         turn.fetch(a.rotation, turned, head < rotated && number < a.rotation.turning, 0, token);
     };
 
-    fetch(); // overlaps with the loads of the slots
-    if (a.plan.end_head() > heads) {
-        tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.plan.tokens);
+    using paged_caching::Tile;
+    const bool writes_caches = a.plan.end_head() > heads;
+    const Tile::Loaded slots = writes_caches ? Tile::load(a.slot_mapping, first, end, a.plan.tokens) : Tile::Loaded{};
+    fetch(); // overlaps with the loads of the slots; it waits for the position
+    if (writes_caches) {
+        tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.plan.tokens, slots);
     }
     if (!a.plan.has_slice()) {
         return;
