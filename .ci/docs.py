@@ -223,9 +223,9 @@ def scale_out_table() -> Iterator[str]:
 
 
 def gpu_goals() -> list[str]:
-    """The table of goals with what benchmarks/results/gpu.csv has of them."""
+    """The table of goals with what benchmarks/results/gpu has of them."""
     report = runpy.run_path(str(ROOT / ".ci" / "gpu_report.py"))
-    return report["goals_table"](report["read_times"](ROOT / "benchmarks" / "results" / "gpu.csv"))
+    return report["goals_table"](report["kept_results"]())
 
 
 def durations_table() -> Iterator[str]:

@@ -1,7 +1,8 @@
 """What `make gpu` found, as Markdown: the stages, the tests that failed, the table of docs/gpu.md, all times.
 
-    python .ci/gpu_report.py build/gpu/results/gpu.csv        # puts the figures into the table of docs/gpu.md
+    python .ci/gpu_report.py build/gpu/results/gpu.csv        # keeps the figures, and puts them into docs/gpu.md
 
+They are kept in benchmarks/results/gpu, a file for each kind of GPU; rows of cases that were not measured anew stay.
 Reads the JUnit XML of pytest and the CSV of benchmarks/gpu.py.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "gpu.md"
+RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 NOT_MEASURED = "not measured"
 SHOWN_FAILURES = 60
 
@@ -120,22 +122,45 @@ def measured(row: Mapping[str, str]) -> str:
     return figure + (" (goal missed)" if row["met"] == "no" else "")
 
 
-def goals_table(rows: Iterable[Mapping[str, str]]) -> list[str]:
-    """The table of docs/gpu.md with these measurements."""
-    by_case = {row["case"]: row for row in rows}
-    lines = ["| case | goal | measured |", "| --- | --- | --- |"]
+def kept_results(folder: Path = RESULTS) -> dict[str, list[dict[str, str]]]:
+    """The rows by the name of the GPU, of the files that are kept."""
+    rows = (read_times(path) for path in sorted(folder.glob("*.csv")))
+    return {found[0]["gpu"]: found for found in rows if found}
+
+
+def keep(rows: Sequence[Mapping[str, str]], folder: Path = RESULTS) -> Path:
+    """Write the rows that have a figure to the file of their GPU, in place of those of the same cases."""
+    name = rows[0]["gpu"].removeprefix("NVIDIA ").split()[0].lower()
+    path = folder / f"{name}.csv"
+    new = {row["case"]: row for row in rows if row["infini_us"]}
+    old = {row["case"]: row for row in read_times(path)}
+    folder.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**old, **new}.values())
+    return path
+
+
+def goals_table(results: Mapping[str, Iterable[Mapping[str, str]]]) -> list[str]:
+    """The table of docs/gpu.md, with a column for each GPU: its name, and its rows."""
+    by_gpu = {gpu: {row["case"]: row for row in rows} for gpu, rows in results.items()}
+    lines = [f"| case | goal | {' | '.join(by_gpu) or 'measured'} |", f"| --- | --- |{' --- |' * max(len(by_gpu), 1)}"]
     for label, goal, cases in GOALS:
-        found = [measured(by_case[case]) if case in by_case else NOT_MEASURED for case in cases]
-        lines.append(f"| {label} | {goal} | {'; '.join(dict.fromkeys(found))} |")
+        cells = []
+        for by_case in by_gpu.values() or [{}]:
+            found = [measured(by_case[case]) if case in by_case else NOT_MEASURED for case in cases]
+            cells.append("; ".join(dict.fromkeys(found)))
+        lines.append(f"| {label} | {goal} | {' | '.join(cells)} |")
     return lines
 
 
-def with_measurements(page: str, rows: Sequence[Mapping[str, str]]) -> str:
+def with_measurements(page: str, results: Mapping[str, Iterable[Mapping[str, str]]]) -> str:
     """The text of docs/gpu.md with its table replaced by that of these measurements."""
-    table = re.compile(r"^\| case \| goal \| measured \|\n(?:\|.*\n)+", re.MULTILINE)
-    text, count = table.subn(lambda _: "\n".join(goals_table(rows)) + "\n", page)
+    table = re.compile(r"^\| case \| goal \|.*\n(?:\|.*\n)+", re.MULTILINE)
+    text, count = table.subn(lambda _: "\n".join(goals_table(results)) + "\n", page)
     if count != 1:
-        raise ValueError(f"docs/gpu.md must have one table '| case | goal | measured |', got {count}")
+        raise ValueError(f"docs/gpu.md must have one table '| case | goal | ...', got {count}")
     return text
 
 
@@ -169,7 +194,7 @@ def report(
         lines += [f"* `{name}`: {message}" for name, message in shown]
         if len(tests.failures) > len(shown):
             lines.append(f"* and {len(tests.failures) - len(shown)} more in tests.xml")
-    lines += ["", "## Goals", "", *goals_table(rows)]
+    lines += ["", "## Goals", "", *goals_table({rows[0]["gpu"]: rows} if rows else {})]
     if rows:
         lines += ["", "## Times", "", *times_table(rows)]
     return "\n".join(lines) + "\n"
@@ -181,7 +206,8 @@ def main(arguments: Sequence[str]) -> None:
     rows = read_times(Path(arguments[0]))
     if not rows:
         sys.exit(f"gpu_report: {arguments[0]} must be the CSV of benchmarks/gpu.py, with a row or more; it has none")
-    PAGE.write_text(with_measurements(PAGE.read_text(), rows))
+    keep(rows)
+    PAGE.write_text(with_measurements(PAGE.read_text(), kept_results()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Times the CUDA kernels against torch on one GPU: results/gpu.csv.
+"""Times the CUDA kernels against torch on one GPU: build/gpu/results/gpu.csv.
 
     python benchmarks/gpu.py                              # or make bench-cuda: all cases, in eight minutes at most
     python benchmarks/gpu.py --only norms,model --quick
@@ -107,7 +107,7 @@ def again_command(options: argparse.Namespace, seconds: float) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     parser = harness.new_parser(__doc__, "gpu.csv", quick="small shapes and few rounds")
-    parser.set_defaults(out=RESULTS.parent / "gpu.csv")
+    parser.set_defaults(out=RESULTS.parent.parent.parent / "build" / "gpu" / "results" / "gpu.csv")
     groups = harness.names("group of cases", [*CASES])
     parser.add_argument("--only", type=groups, default=[*CASES], help=f"some of: {', '.join(CASES)}; commas between")
     help_text = f"for all together; what does not fit is left out (default: {SECONDS:.0f})"

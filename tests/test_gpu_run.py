@@ -377,7 +377,7 @@ XML = """<?xml version="1.0"?><testsuites><testsuite name="pytest" tests="7">
 
 def row(case: str, us: str = "", **more: str) -> dict[str, str]:
     names = ("eager_us", "compile_us", "torch_us", "share", "goal", "met", "note")
-    return {"case": case, "infini_us": us, **dict.fromkeys(names, ""), **more}
+    return {"case": case, "infini_us": us, "gpu": "NVIDIA A100-SXM4", **dict.fromkeys(names, ""), **more}
 
 
 ROWS = [
@@ -417,7 +417,7 @@ def test_tests_are_counted(tmp_path: Path) -> None:
 
 
 def test_goals_table() -> None:
-    table = gpu_report.goals_table(ROWS)
+    table = gpu_report.goals_table({"A100": ROWS})
     cells = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[2].removesuffix(" |") for line in table[2:]}
     assert cells["rms_norm, add_rms_norm, 8192 x 8192 bf16"] == "0.91 of copy; 0.70 of copy (goal missed)"
     assert cells["rms_norm, 1 to 64 rows of 4096, in a graph"] == "2.9 us; not measured"
@@ -427,14 +427,28 @@ def test_goals_table() -> None:
     assert cells["int4 linear, one row, 4096 x 14336"] == "not measured"
 
 
-def test_the_page_has_the_table_of_the_results() -> None:
-    """docs/gpu.md shows what is committed in benchmarks/results/gpu.csv: nothing yet."""
+def test_the_page_has_the_table_of_the_results(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "gpu.md").read_text()
-    rows = gpu_report.read_times(ROOT / "benchmarks" / "results" / "gpu.csv")
-    assert gpu_report.with_measurements(page, rows) == page
-    assert "0.70 of copy (goal missed)" in gpu_report.with_measurements(page, ROWS)
+    assert gpu_report.with_measurements(page, gpu_report.kept_results()) == page
+    assert "0.70 of copy (goal missed)" in gpu_report.with_measurements(page, {"A100": ROWS})
+    assert "| case | goal | measured |" in gpu_report.with_measurements(page, gpu_report.kept_results(tmp_path))
     with pytest.raises(ValueError, match="must have one table"):
-        gpu_report.with_measurements(page.replace("| measured |", "| found |"), ROWS)
+        gpu_report.with_measurements(page.replace("| goal |", "| found |"), {"A100": ROWS})
+
+
+def test_results_are_kept_by_gpu(tmp_path: Path) -> None:
+    """A later run replaces the cases that it has figures of."""
+    rows = ROWS
+    assert gpu_report.keep(rows, tmp_path) == tmp_path / "a100-sxm4.csv"
+    later = [{**rows[0], "infini_us": "60"}, {**rows[1], "infini_us": ""}]
+    gpu_report.keep(later, tmp_path)
+    gpu_report.keep([{**rows[0], "gpu": "NVIDIA H200"}], tmp_path)
+    kept = gpu_report.kept_results(tmp_path)
+    assert [*kept] == ["NVIDIA A100-SXM4", "NVIDIA H200"]
+    times = {row["case"]: row["infini_us"] for row in kept["NVIDIA A100-SXM4"]}
+    assert times == {row["case"]: row["infini_us"] for row in ROWS if row["infini_us"]} | {rows[0]["case"]: "60"}
+    header = gpu_report.goals_table(kept)[0]
+    assert header == "| case | goal | NVIDIA A100-SXM4 | NVIDIA H200 |"
 
 
 def test_report(tmp_path: Path) -> None:
