@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .config_file import OptionTable, read_text, warn_if_public
 from .errors import CommandError
 from .model import add_model_arguments, load_async
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "serve a model over HTTP, with OpenAI's interface"
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+MAX_KEY = 4096  # bytes of the file of a key
 
 # Fields of EngineConfig that are numbers, as --max-num-seqs.
 ENGINE = {
@@ -31,12 +33,18 @@ ENGINE = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML with these options by their long names, without dashes (port: 8000); those of the command line win",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: a free one")
     parser.add_argument("--uds", metavar="PATH", help="listen at a Unix socket instead")
     parser.add_argument(
         "--api-key", metavar="KEY", help="clients must send it (default: INFINI_API_KEY of the environment, if set)"
     )
+    parser.add_argument("--api-key-file", metavar="FILE", help="its only line is the key")
     parser.add_argument(
         "--served-model-name",
         nargs="+",
@@ -98,9 +106,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an adapter that requests choose by `model`: NAME; again for each further one",
     )
     parser.add_argument("--enforce-eager", action="store_true", help="do not record decode steps for replay")
+    table = OptionTable(parser, "config", {"api-key"}, {"api-key": "api-key-file"})
+    parser.set_defaults(options=table)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(given_arguments: argparse.Namespace) -> int:
+    arguments = given_arguments.options.merge(given_arguments)
     try:
         from ..engine.lora import largest_rank
         from ..serve import ServeSettings, address_of, bind, run_server
@@ -111,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     if Path(name).exists():
         name = Path(name).resolve().name
     given = {
-        "api_key": arguments.api_key if arguments.api_key is not None else os.environ.get("INFINI_API_KEY"),
+        "api_key": key_of(arguments),
         "max_queue": arguments.max_queue,
         "max_body": arguments.max_body,
         "max_connections": arguments.max_connections,
@@ -162,6 +173,20 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.uds is not None:
                 remove_socket(arguments.uds)
     return 0
+
+
+def key_of(arguments: argparse.Namespace) -> str | None:
+    """Return the server's key, or None; CommandError for a file that is not one line, or both options."""
+    if arguments.api_key_file is None:
+        return os.environ.get("INFINI_API_KEY") if arguments.api_key is None else arguments.api_key
+    if arguments.api_key is not None:
+        raise CommandError("--api-key must not be given beside --api-key-file, got both")
+    key = read_text(arguments.api_key_file, "--api-key-file", MAX_KEY).strip()
+    if len(key.splitlines()) != 1:
+        came = f"{arguments.api_key_file!r} with {len(key.splitlines())}"
+        raise CommandError(f"--api-key-file must name a file of one line, got {came}")
+    warn_if_public(arguments.api_key_file)
+    return key
 
 
 def adapters_of(given: Sequence[str]) -> tuple[LoRARequest, ...]:
