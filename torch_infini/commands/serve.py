@@ -81,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-page", action="store_true", help="no chat in the browser at /")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: info, a line a request")
+    parser.add_argument(
+        "--log-requests",
+        action="store_true",
+        help="a line of JSON a request instead: id, status, tokens, times; no texts",
+    )
     for name, text in ENGINE.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=text)
     parser.add_argument(
@@ -138,6 +143,7 @@ def run(given_arguments: argparse.Namespace) -> int:
             tuple(arguments.served_model_name or [name]),
             allow_origins=tuple(arguments.allow_origin),
             page=not arguments.no_page,
+            log_requests=arguments.log_requests,
             adapters=adapters,
             **{name: value for name, value in given.items() if value is not None},
         )

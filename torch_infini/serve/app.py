@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from .. import __version__
 from .errors import add_handlers
 from .middleware import PUBLIC, Authentication, BodyLimit, RequestId
+from .request_log import RequestLog
 from .routes import ROUTERS, page
 from .service import Service
 
@@ -41,5 +42,7 @@ def create_app(service: Service) -> FastAPI:
         allow_methods=["*"],
         allow_headers=["*"],
     )
+    if service.settings.log_requests:
+        app.add_middleware(RequestLog)
     app.add_middleware(RequestId)
     return app

@@ -12,6 +12,7 @@ from ..engine import AsyncLLM, RequestOutput
 from ..engine.sequence import Request
 from .errors import ENGINE_FAILED, ApiError, log
 from .metrics import NOTHING_SEEN, ServerMetrics
+from .request_log import current_record
 
 IDLE = 15.0  # seconds without an output after which `newest` yields None
 
@@ -37,6 +38,10 @@ class Generation:
         on_end: Callable[[Generation], None],
     ) -> None:
         self._llm, self._metrics, self._on_end = llm, metrics, on_end
+        self._record = current_record()
+        if self._record is not None:
+            samples = sum(request.params.n for request in requests)
+            self._record.add(sum(len(request.prompt) for request in requests), samples)
         self._seen = [NOTHING_SEEN] * len(requests)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -105,6 +110,8 @@ class Generation:
         """Receive an output, or the error that ended the engine."""
         if at not in self._running:
             return
+        if self._record is not None and isinstance(output, RequestOutput):
+            self._record.observe(output)
         errors = [c.error for c in output.outputs] if isinstance(output, RequestOutput) else [str(output)]
         if error := next(filter(None, errors), None):
             log.error("a request failed: %s", error)

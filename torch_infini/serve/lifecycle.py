@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from ..engine import AsyncLLM
 from .app import create_app
 from .connections import connection_limit, protocol
+from .request_log import log_to_stderr
 from .service import Service
 from .settings import ServeSettings
 
@@ -125,6 +126,7 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings, log_level: str) -> uvi
         app,
         http=protocol(connection_limit(settings.max_connections), settings.receive_timeout),
         log_level=log_level,
+        access_log=not settings.log_requests,
         timeout_graceful_shutdown=GRACE,
         backlog=ACCEPT_BATCH,
         server_header=False,
@@ -148,6 +150,8 @@ def run_server(
         extend: Called with the application, to add routes.
     """
     path = listener.getsockname() if listener.family == socket.AF_UNIX else None
+    if settings.log_requests:
+        log_to_stderr()
     service = Service(llm, settings)
     try:
         app = create_app(service)

@@ -28,6 +28,7 @@ class RequestId:
             return await self._app(scope, receive, send)
         given = Headers(scope=scope).get("x-request-id", "")
         id = given if ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -20,6 +20,7 @@ from .errors import ApiError, bad_request, shown
 from .generation import Generation
 from .metrics import ServerMetrics
 from .reading import Reading, reading_of
+from .request_log import current_record
 from .responses.store import ResponseStore
 from .schemas import Message
 from .settings import ServeSettings
@@ -94,6 +95,13 @@ class Service:
 
     def served(self, name: str | None) -> ServedName:
         """Return what is served under a name; None is the model. ApiError for a name under which nothing is."""
+        found = self._served(name)
+        record = current_record()
+        if record is not None:
+            record.model = found.name
+        return found
+
+    def _served(self, name: str | None) -> ServedName:
         settings = self.settings
         if name in self.adapters:
             return ServedName(name, self.adapters[name])

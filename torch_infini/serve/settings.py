@@ -31,6 +31,7 @@ class ServeSettings:
         drain: Seconds for running requests to finish after the first SIGTERM.
         allow_origins: Origins of web pages that may call the server (CORS), besides those of this machine; "*": all.
         page: Whether GET / answers a chat in the browser. Its files need no key; what it asks the server does.
+        log_requests: Whether the logger torch_infini.requests gets a line of JSON for each request, without any text.
         sampling: Fields of SamplingParams for requests that do not give them; they override those of the model's
             generation_config.json. A max_tokens here is lowered to what the context leaves, unlike one of a request.
         adapters: LoRA adapters that requests may give by name as `model`; the engine needs enable_lora and as many
@@ -54,6 +55,7 @@ class ServeSettings:
     drain: float = DRAIN
     allow_origins: tuple[str, ...] = ()
     page: bool = True
+    log_requests: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     adapters: tuple[LoRARequest, ...] = ()
     tool_parser: str = "auto"
@@ -68,8 +70,9 @@ class ServeSettings:
             raise ValueError(f"{_NAME}: model_names must have at least one name, got none")
         if self.api_key is not None and not (isinstance(self.api_key, str) and self.api_key.strip()):
             raise ValueError(f"{_NAME}: api_key must be a string that is not blank, or None, got another")
-        if not isinstance(self.page, bool):
-            raise ValueError(f"{_NAME}: page must be True or False, got {self.page!r}")
+        for name in ("page", "log_requests"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{_NAME}: {name} must be True or False, got {getattr(self, name)!r}")
         for name, least in (("max_queue", 0), ("max_body", 1), ("max_connections", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
