@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -325,3 +327,35 @@ def test_bodies_that_are_refused(service: Service, fields: dict[str, Any], param
     answer = ask(service, "POST", CHAT, json={"messages": MESSAGES, **fields})
     error = answer.json()["error"]
     assert answer.status_code == 400 and param in error["param"] and rule in error["message"], error
+
+
+CHAINS = {  # by form: a chain of so many rules or references, at most 256 KiB
+    "grammar": lambda: "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(15000)) + '\na15000: "x"',
+    "json": lambda: {
+        "$ref": "#/$defs/0",
+        "$defs": {**{f"{i}": {"$ref": f"#/$defs/{i + 1}"} for i in range(7000)}, "7000": {"const": 1}},
+    },
+}
+
+
+@pytest.mark.parametrize("form", CHAINS)
+def test_long_chains_do_not_end_the_process(form: str, folder: Path) -> None:
+    """In a process of its own: what fails here is its end."""
+    code = f"""
+from torch_infini import LLM, SamplingParams, StructuredOutputsParams
+from tests.test_structured_outputs import CHAINS
+form = StructuredOutputsParams({form}=CHAINS["{form}"]())
+llm = LLM({str(folder)!r}, progress=False)
+print("text", llm.generate(["a"], SamplingParams(max_tokens=4, structured_outputs=form))[0].text)
+"""
+    root = Path(__file__).resolve().parent.parent
+    path = os.pathsep.join([str(root), str(root / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    assert done.stdout.split() == ["text", {"grammar": "x", "json": "1"}[form]]

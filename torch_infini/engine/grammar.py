@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KEPT = 64  # compiled grammars
+# Bytes. llguidance recurses from rule to rule and from $ref to $ref: a chain of 3,000 ends a process whose stack has
+# the usual 8 MiB, and the longest of MAX_BYTES fit 64 MiB. What is not used is not taken.
+STACK = 128 << 20
+_STARTING = threading.Lock()  # threading.stack_size is of the process
 WHITE_SPACE = r"[ \t\n\r]{1,40}"
 _BITS = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
 
@@ -82,7 +86,8 @@ class Grammars:
             if found is not None:
                 self._compiled.move_to_end(key)
                 return Matcher(found.deep_copy(), self._words, self._stand_in)
-        matcher = LLMatcher(self._tokenizer, source_of(params), log_level=0, limits=self._limits)
+        source = source_of(params)
+        matcher = with_deep_stack(lambda: LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits))
         if matcher.is_error():
             cause = " ".join(matcher.get_error().split())[:200]
             raise ValueError(f"{NAME}: {params.form} must be a form that texts can have, got an error: {cause}")
@@ -97,6 +102,29 @@ class Grammars:
         future = self._thread.submit(compute_all, pending)
         for matcher, _ in pending:
             matcher.future = future
+
+
+def with_deep_stack(call: Callable[[], LLMatcher]) -> LLMatcher:
+    """Return what the call returns, on a thread with a stack of STACK bytes."""
+    result: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="torch_infini grammar compiler", daemon=True)
+    with _STARTING:
+        before = threading.stack_size(STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    try:
+        return result.result()
+    finally:
+        thread.join()
 
 
 def source_of(params: StructuredOutputsParams) -> str:
