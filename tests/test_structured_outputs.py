@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -327,6 +328,123 @@ def test_bodies_that_are_refused(service: Service, fields: dict[str, Any], param
     answer = ask(service, "POST", CHAT, json={"messages": MESSAGES, **fields})
     error = answer.json()["error"]
     assert answer.status_code == 400 and param in error["param"] and rule in error["message"], error
+
+
+# A grammar of llama.cpp, and whether it takes texts.
+JSON_GBNF = r"""# JSON, with a comment
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+
+object ::=
+  "{" ws (
+            string ":" ws value
+    ("," ws string ":" ws value)*   # more of them
+  )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]{1,3})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+GBNF = [
+    (JSON_GBNF, ['{"a": [1, 2.5e3, "x\\n\\u00e9"], "b": {}}', "{}", '{"é": null }'], ["[1]", '{"a" 1}', '{"a": tru}']),
+    (r'root ::= [a-z]+ "b"', ["ab", "abb"], ["b", "a", ""]),
+    (r'root ::= "\u004142" .', ["A42\n", "A42x", "A42😀"], ["A42", "\u41422x"]),
+    (r'root ::= "\U0001F600\x41\t\[\]"', ["😀A\t[]"], ["😀A"]),
+    ('root ::= x "="  x ws "\\n"+\nx ::= [a-z]+ | "(" x ")"\nws ::= [ ]*', ["a=b\n", "((a))=b  \n\n"], ["=b\n"]),
+    ('root ::= root "a" | "b"', ["b", "baaa"], ["a"]),
+    ('root ::= a\na ::= b?\nb ::= "x"*', ["", "x", "xxx"], ["y"]),
+    (r'root ::= [^] [\]b-] "z"', ["\n]z", "x-z", "xbz"], ["xaz"]),
+    ('root ::= "/" [/] "\\"" [^/"]', ['//"x'], ['//"/']),
+    ('root ::= "a"{2,3} "b"{ 2 } "c"{1,}', ["aabbc", "aaabbccc"], ["abbc"]),
+    ('root ::= ( "a"\n | "b" )\n\r\n\nx ::= "😀"', ["a", "b"], ["c"]),
+    ('root ::= r1 start\nr1 ::= "x"\nstart ::= "y" | "z" start\n# the end', ["xy", "xzzy"], ["x"]),
+    ('a-b ::= "x" | "(" root ")"\nroot ::= a-b a-b', ["xx", "(xx)x"], ["x"]),
+    ('root ::= "a" | "b" a | |\n"d"\na ::= root', ["a", "ba", "", "d"], ["c"]),
+]
+
+
+@pytest.mark.parametrize(("grammar", "taken", "refused"), GBNF, ids=range(len(GBNF)))
+def test_grammars_of_llama_cpp(grammar: str, taken: list[str], refused: list[str], llm: LLM) -> None:
+    engine = llm.engine
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None
+
+    def takes(text: str) -> bool:
+        matcher = engine.compile_grammar(SamplingParams(structured_outputs=StructuredOutputsParams(grammar=grammar)))
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        inner = matcher._matcher
+        return inner.try_consume_tokens(tokens) == len(tokens) and inner.is_accepting()
+
+    assert [takes(text) for text in taken] == [True] * len(taken)
+    assert [takes(text) for text in refused] == [False] * len(refused)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_texts_of_a_grammar_of_llama_cpp(seed: int, llm: LLM) -> None:
+    output = llm.generate(["a"], asking(seed, grammar=JSON_GBNF))[0].outputs[0]
+    if output.finish_reason == "stop":
+        assert isinstance(json.loads(output.text), dict)
+
+
+BAD_GBNF = [
+    ('start ::= "a"', "grammar must define the rule root, got none"),
+    ("root ::= b", "grammar must have names of rules that it defines, got 'b' in line 1"),
+    ('root ::= "a"\nroot ::= "b"', "grammar must have one definition of each rule, got 'root' in line 2"),
+    ('root ::= "a', "grammar must have rules of llama.cpp's form, got '\"' in line 1"),
+    ('root ::= "\\q"', r"grammar must have the escapes \n \r"),
+    ('root ::= "\\ud800"', r"grammar must have the escapes \n \r"),
+    ('root ::= "\\U00110000"', r"grammar must have the escapes \n \r"),
+    ('root ::= "\\x4"', r"grammar must have the escapes \n \r"),
+    ("root ::= [", "grammar must have rules of llama.cpp's form, got '['"),
+    ("root ::= []", "grammar must have at least one character in [...]"),
+    ("root ::= [z-a]", "grammar must have ranges from the lower character to the higher, got '[z-a]'"),
+    ('root ::= ("a"', "grammar must have a ) for each (, got the end in line 1"),
+    ('root ::= "a")', "grammar must have a line break at the end of a rule, got ')'"),
+    ('root ::= "a" ::=', "grammar must have a line break at the end of a rule, got '::='"),
+    ('root ::= "a"**', "grammar must have one repetition of each part, got '*'"),
+    ('root ::= *"a"', "grammar must have a line break at the end of a rule, got '*'"),
+    ('root ::= "a"{,3}', "grammar must have rules of llama.cpp's form, got '{'"),
+    ('root ::= "a"{99999}', "grammar must have rules of llama.cpp's form, got '{'"),
+    ("root ::= <think>", "grammar must have rules of llama.cpp's form, got '<'"),
+    ('root ::= "a"\n"b"', "grammar must have the name of a rule, got '\"b\"' in line 2"),
+    ("root ::= " + "(" * 100000, "grammar must have groups nested at most 64 deep"),
+    ('root ::= "a"{1,' + " " * 200000 + "}}", "grammar must have"),
+    ("#" * 200000 + "\nroot", "grammar must be a form that texts can have"),  # as Lark's
+    ("root ::= root", "grammar must be a form that texts can have"),
+]
+
+
+@pytest.mark.parametrize(("grammar", "rule"), BAD_GBNF, ids=range(len(BAD_GBNF)))
+def test_bad_grammars_of_llama_cpp(grammar: str, rule: str, service: Service) -> None:
+    """As the field `grammar` of both routes: 400 with a sentence, soon."""
+    began = time.monotonic()
+    for path, body in both_bodies(grammar):
+        answer = ask(service, "POST", path, json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "grammar") and error["message"].startswith(rule), error
+    assert time.monotonic() - began < 20
+
+
+def both_bodies(grammar: Any) -> list[tuple[str, dict[str, Any]]]:
+    more = {"grammar": grammar, "max_tokens": 40, "seed": 1}
+    message = {"role": "user", "content": "a"}
+    return [("/v1/completions", {"prompt": "a", **more}), ("/v1/chat/completions", {"messages": [message], **more})]
+
+
+@pytest.mark.parametrize("grammar", ['root ::= "yes" | "no"', 'start: "yes" | "no"'])
+def test_the_field_grammar(grammar: str, service: Service) -> None:
+    for path, body in both_bodies(grammar):
+        choice = ask(service, "POST", path, json=body).json()["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        assert text in ("yes", "no") and choice["finish_reason"] == "stop"
+        assert ask(service, "POST", path, json={**body, "grammar": ""}).status_code == 200
+        for field in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}):
+            error = ask(service, "POST", path, json={**body, **field}).json()["error"]
+            assert error["param"] == "grammar" and "grammar must be null where" in error["message"]
+        for value in (5, ["a"], {}, "\ud800", "a" * 300_000):
+            data = json.dumps({**body, "grammar": value})
+            answer = ask(service, "POST", path, content=data, headers={"content-type": "application/json"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "grammar")
 
 
 CHAINS = {  # by form: a chain of so many rules or references, at most 256 KiB

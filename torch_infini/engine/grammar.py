@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .gbnf import is_gbnf, to_lark
 from .structured_outputs import NAME, StructuredOutputsParams, invalid
 
 if TYPE_CHECKING:
@@ -88,8 +89,12 @@ class Grammars:
                 return Matcher(found.deep_copy(), self._words, self._stand_in)
         source = source_of(params)
         matcher = with_deep_stack(lambda: LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits))
-        if matcher.is_error():
-            cause = " ".join(matcher.get_error().split())[:200]
+        first = matcher.deep_copy()
+        if not first.is_error():  # that no text has the form shows only here
+            mask = torch.zeros(self._words, dtype=torch.int32)
+            first.unsafe_compute_mask_ptr(mask.data_ptr(), mask.nbytes)
+        if first.is_error():
+            cause = " ".join(first.get_error().split())[:200]
             raise ValueError(f"{NAME}: {params.form} must be a form that texts can have, got an error: {cause}")
         with self._lock:
             self._compiled[key] = matcher
@@ -134,7 +139,8 @@ def source_of(params: StructuredOutputsParams) -> str:
     if params.form == "regex":
         return LLMatcher.grammar_from_regex(params.texts[0])
     if params.form == "grammar":
-        return LLMatcher.grammar_from_lark(params.texts[0])
+        text = params.texts[0]
+        return LLMatcher.grammar_from_lark(to_lark(text) if is_gbnf(text) else text)
     if params.form == "choice":
         # Strings of Lark's syntax are those of JSON.
         return LLMatcher.grammar_from_lark(

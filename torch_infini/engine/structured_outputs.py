@@ -25,7 +25,8 @@ class StructuredOutputsParams:
         json: A JSON schema, as a dict or as JSON.
         regex: A regular expression for the whole text, without look-around and back references.
         choice: The texts of which it is one.
-        grammar: A grammar in Lark's syntax, with llguidance's extensions (`%json {...}`, special tokens as <|name|>).
+        grammar: A grammar in Lark's syntax, with llguidance's extensions (`%json {...}`, special tokens as <|name|>),
+            or in that of llama.cpp (GBNF), which begins with `NAME ::=`.
         json_object: True: any JSON object.
         whitespace_pattern: A regular expression for the white space between the parts of JSON; None: spaces, tabs and
             line breaks, at most 40 in a row, because models may write them without end.

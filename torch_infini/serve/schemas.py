@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from ..engine import SamplingParams
 from .errors import ApiError, bad_request, shown
 from .fields import Body, check_utf8, validator
-from .structured import FORMS, SCHEMA, ResponseFormat, StructuredOutputs, form_of
+from .structured import FORMS, GRAMMAR, SCHEMA, ResponseFormat, StructuredOutputs, form_of
 from .tool_schemas import Calls, Tool, ToolChoice, ToolList, check_choice, check_tools
 
 MAX_STOPS, MAX_STOP_TOKENS, MAX_TOP_LOGPROBS, MAX_SAMPLES = 64, 1024, 20, 128
@@ -182,6 +182,7 @@ class SamplingBody(Body):
     include_stop_str_in_output: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    grammar: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -192,7 +193,7 @@ class SamplingBody(Body):
     @property
     def form_field(self) -> str:
         """The field that has the form of the text."""
-        return SCHEMA if self.structured_outputs is None else FORMS
+        return GRAMMAR if self.grammar else SCHEMA if self.structured_outputs is None else FORMS
 
     @property
     def top(self) -> int | None:
@@ -242,7 +243,7 @@ class SamplingBody(Body):
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "logprobs": self.top,
             "prompt_logprobs": self.prompt_top,
-            "structured_outputs": form_of(self.response_format, self.structured_outputs),
+            "structured_outputs": form_of(self.response_format, self.structured_outputs, self.grammar),
         }
         try:
             return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
@@ -291,7 +292,7 @@ class ChatBody(SamplingBody):
         check_tools(self.tools or [])
         check_choice(self.tool_choice, self.tools or [])
         has_form = self.response_format is not None and self.response_format.type != "text"
-        if self.must_call and (has_form or self.structured_outputs is not None):
+        if self.must_call and (has_form or self.structured_outputs is not None or self.grammar):
             rule = "tool_choice must be none or auto where the text has a form, got another"
             raise ApiError(400, rule, "tool_choice")
 

@@ -10,7 +10,7 @@ from ..engine import StructuredOutputsParams
 from .errors import ApiError, bad_request
 from .fields import Body
 
-SCHEMA, FORMS = "response_format.json_schema.schema", "structured_outputs"
+SCHEMA, FORMS, GRAMMAR = "response_format.json_schema.schema", "structured_outputs", "grammar"
 
 
 class JsonSchema(Body):
@@ -76,18 +76,28 @@ class StructuredOutputs(Body):
             raise invalid_form(error, FORMS) from None
 
 
-def form_of(response_format: ResponseFormat | None, forms: StructuredOutputs | None) -> StructuredOutputsParams | None:
+def form_of(
+    response_format: ResponseFormat | None, forms: StructuredOutputs | None, grammar: str | None
+) -> StructuredOutputsParams | None:
     """Return the form that a body asks for; None: any. ApiError if it asks for two."""
     form = None if response_format is None else response_format.params()
-    if forms is None:
+    given = "response_format asks for a form"
+    if forms is not None:
+        if form is not None:
+            raise ApiError(400, f"{FORMS} must be null where {given}, got an object", FORMS)
+        form, given = forms.params(), f"{FORMS} is given"
+    if not grammar:  # "": clients of llama.cpp's server that ask for none
         return form
     if form is not None:
-        raise ApiError(400, f"{FORMS} must be null where response_format asks for a form, got an object", FORMS)
-    return forms.params()
+        raise ApiError(400, f"{GRAMMAR} must be null where {given}, got a text", GRAMMAR)
+    try:
+        return StructuredOutputsParams(grammar=grammar)
+    except ValueError as error:
+        raise invalid_form(error, GRAMMAR) from None
 
 
 def invalid_form(error: ValueError, param: str) -> ApiError:
-    """Return the error of a form that was given in this field: SCHEMA, FORMS or tools."""
+    """Return the error of a form that was given in this field: SCHEMA, FORMS, GRAMMAR or tools."""
     names = ("json", "regex", "choice", "grammar", "json_object", "whitespace_pattern")
     failure = bad_request(error, **{name: param if param != FORMS else f"{param}.{name}" for name in names})
     if failure.param is None or not failure.param.startswith(param):
