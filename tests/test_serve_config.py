@@ -43,7 +43,7 @@ def test_defaults_without_a_file() -> None:
     found = options([])
     assert (found.port, found.host, found.lora, found.no_page, found.log_level) == (
         8000,
-        "127.0.0.1",
+        None,
         [],
         False,
         "info",
@@ -80,7 +80,7 @@ host: ::1
     assert (found.no_page, found.enforce_eager, found.log_level, found.quantization) == (True, False, "warning", "int8")
     assert (found.served_model_name, found.allow_origin) == (["a", "7"], ["http://page"])
     assert (found.lora, found.tensor_parallel_size, found.max_num_seqs) == (["x=folder", "y=other"], 2, 4)
-    assert found.host == "::1" and found.max_body is None
+    assert found.host == ["::1"] and found.max_body is None
 
 
 @pytest.mark.parametrize("first", [True, False])

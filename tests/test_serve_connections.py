@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ import httpx2 as httpx
 
 from support.serving import Command, save_model, send_raw, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM
-from torch_infini.serve import ServeSettings
+from torch_infini.serve import ServeSettings, bind, bind_all
 from torch_infini.serve.connections import HEADROOM, LOG_INTERVAL, _Connection, connection_limit
 from torch_infini.serve.lifecycle import ACCEPT_BATCH
 
@@ -201,6 +202,63 @@ def test_bad_http(llm: AsyncLLM, sent: bytes) -> None:
         assert status == 400 and headers["connection"] == "close"
         assert error["code"] == "bad_http" and error["type"] == "invalid_request_error"
         assert httpx.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("lines", [1, 700], ids=["one", "many"])
+@pytest.mark.skipif(find_spec("httptools") is not None, reason="httptools, which uvicorn then uses, has no limit")
+def test_a_head_that_is_too_large(llm: AsyncLLM, lines: int) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: a\r\n" + (b"X: " + b"x" * (70_000 // lines) + b"\r\n") * lines
+    with serving(service_of(llm)) as url, connect(url) as connection:
+        connection.sendall(head)
+        status, headers, error = answer(connection)
+        assert status == 431 and headers["connection"] == "close" and error["code"] == "head_too_large"
+        assert error["message"] == "the head of a request must have at most 65536 bytes, got more"
+        assert httpx.get(f"{url}/health", headers={"x": "x" * 60_000}).status_code == 200
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_several_hosts() -> None:
+    hosts = ["127.0.0.1", "127.0.0.2", *(["::1"] if has_ipv6() else [])]
+    bound = bind_all(hosts, 0)
+    assert [one.getsockname()[0] for one in bound] == hosts
+    assert len({one.getsockname()[1] for one in bound}) == 1
+    port = bound[0].getsockname()[1]
+    bound[1].listen()
+    with pytest.raises(OSError, match=f"must be free and of this machine, got 127.0.0.2 port {port}: Address already"):
+        bind_all(["127.0.0.3", "127.0.0.2"], port)
+    bind("127.0.0.3", port).close()  # what was bound before the error is free again
+    for one in bound:
+        one.close()
+    if has_ipv6():
+        for one in bind_all(["0.0.0.0", "::"], 0):
+            one.close()
+    for wrong in ([], ["a", "a"], [""]):
+        with pytest.raises(ValueError, match="hosts must be names, all different"):
+            bind_all(wrong, 0)
+    for host in ("not a name", "x" * 300, "192.0.2.1", "a..b"):
+        with pytest.raises(OSError, match=f"got '?{host}"):
+            bind_all(["127.0.0.1", host], 0)
+
+
+def test_a_command_with_several_hosts(folder: Path, tmp_path: Path) -> None:
+    arguments = ["serve", "--model", str(folder), "--port", "0", "--host", "127.0.0.1,127.0.0.2", "--host", "127.0.0.3"]
+    command = Command(arguments, tmp_path / "output")
+    port = command.url().rpartition(":")[2]
+    for host in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+        assert httpx.get(f"http://{host}:{port}/health").status_code == 200
+        assert f"http://{host}:{port}" in command.output.read_text()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.4:{port}/health")
+    os.kill(command.process.pid or 0, signal.SIGTERM)
+    command.process.join(60)
+    assert command.process.exitcode == 0
 
 
 def test_open_files(caplog: pytest.LogCaptureFixture) -> None:

@@ -71,7 +71,7 @@ def only(name: str) -> str:
 
 def test_serve_yaml() -> None:
     found = options(["--config", str(EXAMPLES / "serve.yaml")])
-    assert (found.port, found.host, found.log_requests) == (8000, "0.0.0.0", True)
+    assert (found.port, found.host, found.log_requests) == (8000, ["0.0.0.0"], True)
 
 
 def test_the_unit() -> None:
@@ -157,7 +157,7 @@ def test_compose() -> None:
     assert (EXAMPLES / service["build"]["context"]).resolve() == ROOT
     assert (ROOT / service["build"]["dockerfile"]).is_file()
     parsed = options(service["command"])
-    assert service["ports"] == [f"127.0.0.1:{parsed.port}:{only('EXPOSE')}"] and parsed.host == "0.0.0.0"
+    assert service["ports"] == [f"127.0.0.1:{parsed.port}:{only('EXPOSE')}"] and parsed.host == ["0.0.0.0"]
     assert [f"/run/secrets/{name}" for name in service["secrets"]] == [parsed.api_key_file]
     assert service["secrets"] == list(found["secrets"])
     targets = {volume.split(":")[1]: volume.split(":")[0] for volume in service["volumes"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 HELP = "serve a model over HTTP, with OpenAI's interface"
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+HOST = "127.0.0.1"
 MAX_KEY = 4096  # bytes of the file of a key
 
 # Fields of EngineConfig that are numbers, as --max-num-seqs.
@@ -38,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML with these options by their long names, without dashes (port: 8000); those of the command line win",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
+    parser.add_argument(
+        "--host",
+        action="append",
+        metavar="HOST",
+        help="where to listen; several with commas, or again (default: 127.0.0.1, this machine alone)",
+    )
     parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: a free one")
     parser.add_argument("--uds", metavar="PATH", help="listen at a Unix socket instead")
     parser.add_argument(
@@ -119,7 +126,7 @@ def run(given_arguments: argparse.Namespace) -> int:
     arguments = given_arguments.options.merge(given_arguments)
     try:
         from ..engine.lora import largest_rank
-        from ..serve import ServeSettings, address_of, bind, run_server
+        from ..serve import ServeSettings, address_of, bind, bind_all, run_server
         from ..serve.lifecycle import remove_socket
     except ImportError as error:
         raise CommandError(str(error)) from error
@@ -150,10 +157,16 @@ def run(given_arguments: argparse.Namespace) -> int:
         if arguments.chat_template is not None:
             template = Path(arguments.chat_template).read_text(encoding="utf-8")
         # Bound before the slow loading of the model, because the address may be in use.
-        listener = bind(arguments.host, arguments.port, arguments.uds)
+        if arguments.uds is not None:
+            listeners = [bind("", arguments.port, arguments.uds)]
+        else:
+            hosts = [host.strip() for given in arguments.host or [HOST] for host in given.split(",")]
+            listeners = bind_all(hosts, arguments.port)
     except (OSError, OverflowError, ValueError) as error:
         raise CommandError(str(error)) from error
-    with listener:
+    with ExitStack() as stack:
+        for listener in listeners:
+            stack.enter_context(listener)
         try:
             engine: dict[str, Any] = {name: getattr(arguments, name) for name in ENGINE}
             engine = {name: value for name, value in engine.items() if value is not None}
@@ -173,8 +186,9 @@ def run(given_arguments: argparse.Namespace) -> int:
                 if llm.engine.tokenizer is None:
                     raise CommandError("--chat-template must not be given where the model's folder has no tokenizer")
                 llm.engine.tokenizer.chat_template = template
-            print(f"serving {settings.model_names[0]} at {address_of(listener)}", flush=True)
-            run_server(llm, settings, listener, arguments.log_level)
+            addresses = " and ".join(map(address_of, listeners))
+            print(f"serving {settings.model_names[0]} at {addresses}", flush=True)
+            run_server(llm, settings, listeners, arguments.log_level)
         finally:
             if arguments.uds is not None:
                 remove_socket(arguments.uds)

@@ -16,9 +16,9 @@ except ImportError as error:
     ) from None
 
 from .app import create_app
-from .lifecycle import Server, address_of, bind, run_server
+from .lifecycle import Server, address_of, bind, bind_all, run_server
 from .service import Service
 from .settings import ServeSettings
 
-__all__ = ["ServeSettings", "Server", "Service", "address_of", "bind", "create_app", "run_server"]
+__all__ = ["ServeSettings", "Server", "Service", "address_of", "bind", "bind_all", "create_app", "run_server"]
 del _fastapi, _prometheus_client, _uvicorn

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import resource
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from .errors import ApiError
 
 log = logging.getLogger("torch_infini")
+MAX_HEAD = 64 << 10  # bytes
 HEADROOM = 64  # descriptors for files, pipes and sockets other than clients'
 LOG_INTERVAL = 60.0  # seconds between two equal warnings
 BAD_HTTP = "the request must be valid HTTP/1.1, got something else"
@@ -134,7 +136,12 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(ApiError(400, BAD_HTTP, code="bad_http"))
+        # What h11 has not read yet: of a head that is too large all of it. httptools has no limit.
+        unread = getattr(getattr(self, "conn", None), "trailing_data", (b"",))[0]
+        if self.is_idle and len(unread) > MAX_HEAD:
+            self.refuse(ApiError(431, f"the head of a request must have at most {MAX_HEAD} bytes, got more"))
+        else:
+            self.refuse(ApiError(400, BAD_HTTP, code="bad_http"))
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error object, unless an answer has begun, and close the connection."""
@@ -147,7 +154,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 self.transport.close()
                 return
         response = error.response()
-        reason = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}[error.status_code]
+        reason = HTTPStatus(error.status_code).phrase.encode()
         lines = [b"HTTP/1.1 %d %s" % (error.status_code, reason)]
         lines += [b"%s: %s" % header for header in (*response.raw_headers, (b"connection", b"close"))]
         self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))

@@ -29,6 +29,7 @@ KINDS = {
     413: ("invalid_request_error", "body_too_large"),
     415: ("invalid_request_error", "unsupported_media_type"),
     429: ("rate_limit_error", "queue_full"),
+    431: ("invalid_request_error", "head_too_large"),
     500: ("server_error", "internal_error"),
     503: ("server_error", "unavailable"),
 }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -17,7 +18,7 @@ from fastapi import FastAPI
 
 from ..engine import AsyncLLM
 from .app import create_app
-from .connections import connection_limit, protocol
+from .connections import MAX_HEAD, connection_limit, protocol
 from .request_log import log_to_stderr
 from .service import Service
 from .settings import ServeSettings
@@ -25,6 +26,7 @@ from .settings import ServeSettings
 log = logging.getLogger("torch_infini")
 ACCEPT_BATCH = 16  # connections accepted in one turn of the event loop
 BACKLOG = 2048  # connections that wait in the kernel to be accepted
+PORT_TRIES = 16  # for a port that is free at every host
 GRACE = 1  # seconds to write responses after the last request ended
 
 
@@ -74,15 +76,16 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
+def bind(host: str, port: int, uds: str | None = None, dual_stack: bool = True) -> socket.socket:
     """Bind a socket to the address of a server, which begins to listen when it runs.
 
     Args:
         host, port: The address; port 0: a free one.
         uds: The path of a Unix socket instead; a socket that an earlier server left there is removed.
+        dual_stack: Whether host "::" is all addresses of IPv4 too, where the system has it so.
 
     Raises:
-        OSError: If the address is not available.
+        OSError: If the address is not available; the message names it.
         ValueError: For an invalid port.
     """
     address: Any
@@ -93,17 +96,55 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
             os.unlink(uds)
         family, protocol, address = socket.AF_UNIX, 0, uds
     else:
-        family, _, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        try:
+            family, _, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        except (OSError, UnicodeError) as error:  # the second of a name that is none
+            cause = error.strerror if isinstance(error, OSError) else error
+            raise OSError(
+                f"torch_infini.serve.bind: host must be an address of this machine, got {host!r}: {cause}"
+            ) from None
     # asyncio sets TCP_NODELAY only if the socket's protocol is given as TCP, and tokens are small packets.
     listener = socket.socket(family, socket.SOCK_STREAM, protocol)
     try:
         if uds is None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and not dual_stack:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        where = f"{host} port {port}" if uds is None else uds
+        rule = f"torch_infini.serve.bind: the address must be free and of this machine, got {where}: {error.strerror}"
+        raise OSError(error.errno, rule) from None
     return listener
+
+
+def bind_all(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Bind a socket to each of several hosts, at one port.
+
+    Args:
+        hosts: Addresses or names, all different; of several, "::" is IPv6 alone.
+        port: The port; 0: one that is free at all of them.
+
+    Raises:
+        OSError: If one of the addresses is not available; the message names it.
+        ValueError: For no host, one that is there twice, or an invalid port.
+    """
+    if not hosts or "" in hosts or len(set(hosts)) < len(hosts):
+        raise ValueError(f"torch_infini.serve.bind_all: hosts must be names, all different, got {list(hosts)}")
+    for left in reversed(range(PORT_TRIES if port == 0 and len(hosts) > 1 else 1)):
+        bound: list[socket.socket] = []
+        try:
+            for host in hosts:
+                at = bound[0].getsockname()[1] if bound else port
+                bound.append(bind(host, at, dual_stack=len(hosts) == 1))
+            return bound
+        except BaseException as error:
+            for listener in bound:
+                listener.close()
+            if not (bound and left and isinstance(error, OSError) and error.errno == errno.EADDRINUSE):
+                raise
+    raise AssertionError
 
 
 def remove_socket(path: str) -> None:
@@ -129,6 +170,7 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings, log_level: str) -> uvi
         access_log=not settings.log_requests,
         timeout_graceful_shutdown=GRACE,
         backlog=ACCEPT_BATCH,
+        h11_max_incomplete_event_size=MAX_HEAD,
         server_header=False,
     )
 
@@ -136,7 +178,7 @@ def uvicorn_config(app: FastAPI, settings: ServeSettings, log_level: str) -> uvi
 def run_server(
     llm: AsyncLLM,
     settings: ServeSettings,
-    listener: socket.socket,
+    listeners: socket.socket | Sequence[socket.socket],
     log_level: str = "info",
     extend: Callable[[FastAPI], FastAPI] | None = None,
 ) -> None:
@@ -145,11 +187,12 @@ def run_server(
     Args:
         llm: The engine.
         settings: The server's settings.
-        listener: A socket of bind().
+        listeners: A socket of bind(), or those of bind_all().
         log_level: uvicorn's: critical, error, warning, info (with a line for each request), debug or trace.
         extend: Called with the application, to add routes.
     """
-    path = listener.getsockname() if listener.family == socket.AF_UNIX else None
+    listeners = [listeners] if isinstance(listeners, socket.socket) else list(listeners)
+    paths = [listener.getsockname() for listener in listeners if listener.family == socket.AF_UNIX]
     if settings.log_requests:
         log_to_stderr()
     service = Service(llm, settings)
@@ -158,9 +201,9 @@ def run_server(
         if extend is not None:
             app = extend(app)
         config = uvicorn_config(app, settings, log_level)
-        Server(service, config).run([listener])
+        Server(service, config).run(listeners)
     finally:
-        if path is not None:
+        for path in paths:
             remove_socket(path)
         service.close()
         llm.close()
