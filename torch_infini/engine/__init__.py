@@ -10,7 +10,18 @@ from .config import EngineConfig
 from .engine import Engine
 from .llm import LLM
 from .lora import LoRARequest
-from .outputs import CompletionOutput, Logprob, Metrics, RequestMetrics, RequestOutput, RequestOutputKind, TokenLogprobs
+from .outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    Metrics,
+    RequestMetrics,
+    RequestOutput,
+    RequestOutputKind,
+    TokenLogprobs,
+)
+from .pooling import PoolingParams
 from .sampler import Row, Sampled, Sampler
 from .sampling_params import SamplingParams
 from .structured_outputs import StructuredOutputsParams
@@ -20,11 +31,14 @@ __all__ = [
     "AsyncLLM",
     "BlockManager",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "Engine",
     "EngineConfig",
     "LoRARequest",
     "Logprob",
     "Metrics",
+    "PoolingParams",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",

@@ -21,6 +21,7 @@ from .grammar import Grammars, Matcher
 from .lora import AdapterSlots, LoRARequest
 from .model import ServedModel, is_served_model
 from .outputs import Finish, Metrics, RequestOutput, TokenLogprobs
+from .pooling import PoolingDefaults, PoolingParams
 from .runner import ChunkInput, Runner, TPRunner
 from .sampler import Row, Sampled, Sampler, log_softmax, most_likely, resolve_seeds
 from .sampling_params import SamplingParams
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_SAMPLES = 1024  # of a prompt
+POOLED = SamplingParams(max_tokens=1, detokenize=False)  # of embeddings, which generate nothing
 _NAME = "torch_infini.Engine"
 _UNREADABLE = f"{_NAME}: the tokenizer must decode every token of the prompt and the output"
 Prompt = str | SequenceOf[int] | Mapping[str, Any]  # the last as vLLM's: {"prompt": text}, {"prompt_token_ids": ids}
@@ -49,6 +51,7 @@ class Engine:
 
     Attributes:
         model, tokenizer, config, sampling: As given.
+        pooling: What the model's folder says of its embeddings.
         max_model_len: The most tokens of a sequence.
         scheduler: The Scheduler, whose state callers may read between calls.
         outputs: What the last step returned, or would have returned if it had not been interrupted.
@@ -76,6 +79,7 @@ class Engine:
             raise ValueError(f"{_NAME}: config must be an EngineConfig or None, got {config!r}")
         self.model, self.tokenizer, self.config = model, tokenizer, config or EngineConfig()
         self.sampling = dict(sampling or {})
+        self.pooling = PoolingDefaults()
         self._default_params = SamplingParams(**self.sampling)
         c, positions = self.config, model.config.max_position_embeddings
         if c.max_model_len is not None and c.max_model_len > positions:
@@ -184,10 +188,20 @@ class Engine:
         return id
 
     def new_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, lora_request: LoRARequest | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        pooling: PoolingParams | None = None,
     ) -> Request:
-        """Make a Request for submit; arguments and errors are those of add."""
-        params = self._default_params if params is None else params
+        """Make a Request for submit; arguments and errors are those of add.
+
+        With pooling, nothing is generated: the request's only output has the vector of its prompt. Such a request must
+        have no params, and a model on one process.
+        """
+        if pooling is not None and self.model.tp_group is not None:
+            raise ValueError(f"{_NAME}: tensor_parallel_size must be 1 for embeddings, got more ranks")
+        params = POOLED if pooling is not None else self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
         text, ids = parts_of(prompt)
@@ -200,7 +214,7 @@ class Engine:
             if params.max_tokens is None
             else min(self.max_model_len, len(tokens) + params.max_tokens)
         )
-        request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text)
+        request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text, pooling=pooling)
         request.bad_words = self._tokenize_bad_words(params)
         request.matcher = self.compile_grammar(params)
         if lora_request is not None:
@@ -434,9 +448,11 @@ class Engine:
         rows: list[int] = []
         sequences: list[Sequence] = []
         wanted = 0
-        for chunk in chunks:
+        for i, chunk in enumerate(chunks):
             self.scheduler.computed(chunk)
-            if chunk.sequence.remaining == 0:
+            if i in self._runner.states:
+                self._pool(chunk, self._runner.states[i])
+            elif chunk.sequence.remaining == 0:
                 for sequence in self._samples(chunk.sequence):
                     rows.append(wanted)
                     sequences.append(sequence)
@@ -454,6 +470,27 @@ class Engine:
             self._changed[sequence.request] = None
             if sequence.finish is None:
                 self._append(sequence, result)
+
+    def _pool(self, chunk: ScheduledChunk, states: Tensor) -> None:
+        """Add a chunk's hidden states [tokens, hidden_size] to its request's vector; the last one finishes it."""
+        sequence, request = chunk.sequence, chunk.sequence.request
+        params = request.pooling
+        assert params is not None
+        request.pooled = params.add(request.pooled, chunk.start, states)
+        if sequence.remaining:
+            return
+        assert request.pooled is not None
+        request.pooled = params.finish(request.pooled, len(request.prompt))
+        self._changed[request] = None
+        self._metrics.reused_tokens += request.reused
+        size = len(request.pooled)
+        if params.dimensions is not None and size < params.dimensions:
+            error = f"{_NAME}: dimensions must be at most {size}, the model's hidden size, got {params.dimensions}"
+            self._finish(sequence, Finish.ERROR, error=error)
+        elif not bool(request.pooled.isfinite().all()):
+            self._finish(sequence, Finish.ERROR, error=f"{_NAME}: the prompt's embedding must be finite, got another")
+        else:
+            self._finish(sequence, Finish.STOP)
 
     def _start_masks(self, chunks: list[ScheduledChunk]) -> None:
         """Start to compute the masks of the sequences that will be sampled, beside the model's step."""
@@ -613,5 +650,11 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
     all_wanted = request.params.prompt_logprobs is not None and sequence.index == 0 and start < len(request.prompt) - 1
     adapter = -1 if request.adapter is None else request.adapter.slot
     return ChunkInput(
-        sequence.tokens[start:end], start, sequence.blocks, end == len(sequence.tokens), all_wanted, adapter
+        sequence.tokens[start:end],
+        start,
+        sequence.blocks,
+        end == len(sequence.tokens),
+        all_wanted,
+        adapter,
+        request.pooling is not None,
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -20,7 +20,8 @@ from .engine import Engine, Prompt, described
 from .loading import load_served
 from .lora import LoRARequest
 from .memory import cache_bytes_of
-from .outputs import Metrics, RequestOutput, of_kind
+from .outputs import EmbeddingRequestOutput, Metrics, RequestOutput, embedding_of, of_kind
+from .pooling import Pooling, PoolingParams
 from .sampling_params import SamplingParams
 from .sequence import Request
 from .vllm_arguments import engine_config
@@ -28,6 +29,7 @@ from .vllm_arguments import engine_config
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Output = TypeVar("Output", RequestOutput, EmbeddingRequestOutput)
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 _CHAT = "torch_infini.LLM.chat"
 _MESSAGES = 'messages must be a list of mappings, {"role": ..., "content": ...}, at least one'
@@ -97,7 +99,7 @@ class LLM:
             raise ValueError(f"torch_infini.LLM: seed must be an integer or None, got {seed!r}")
         if gpu_memory_utilization is not None and config.cache_bytes is None and config.cache_blocks is None:
             cache_bytes_of(gpu_memory_utilization, "cpu")  # rejects an invalid value before the model is read
-        served, tokenizer, sampling = load_served(
+        served, tokenizer, sampling, pooling = load_served(
             model,
             tokenizer,
             quantization,
@@ -111,6 +113,7 @@ class LLM:
         if gpu_memory_utilization is not None and config.cache_bytes is None and config.cache_blocks is None:
             config = replace(config, cache_bytes=max(cache_bytes_of(gpu_memory_utilization, served.device), 1))
         self.engine = Engine(served, tokenizer, config, sampling, seed)
+        self.engine.pooling = pooling
         self._lock = threading.RLock()
         self._readers: dict[str, weakref.ref[_Reader]] = {}
         self._stepping = False
@@ -241,13 +244,65 @@ class LLM:
         """Return the tokenizer; None if there is none."""
         return self.engine.tokenizer
 
+    def embed(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        use_tqdm: bool | None = None,
+        lora_request: LoRARequest | SequenceOf[LoRARequest | None] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Compute embeddings: the hidden states of each prompt's tokens after the last norm, pooled to one vector.
+
+        Args:
+            prompts: As generate.
+            pooling: "last", "mean" or "cls" (the first token); None: as the folder's modules.json says, or "last".
+            normalize: Whether vectors have length 1; None: as modules.json says, or True.
+            dimensions: The elements to keep, if the model's config has is_matryoshka or matryoshka_dimensions; None:
+                all.
+            use_tqdm, lora_request: As generate.
+
+        Returns:
+            One output for each prompt, in their order.
+
+        Raises:
+            ValueError: For a prompt or settings that cannot be served, or a model that ranks share.
+            RuntimeError: If a step failed.
+
+        Example:
+            >>> [output] = llm.embed("A text")
+            >>> output.outputs.embedding
+        """
+        params = self.engine.pooling.merge(pooling, normalize, dimensions)
+        rows = prompts_of(prompts)
+        adapters = adapters_of(lora_request, len(rows))
+        return list(with_progress(self._embedded(rows, params, adapters), len(rows), use_tqdm))
+
+    def _embedded(
+        self, rows: SequenceOf[Prompt], params: PoolingParams, adapters: SequenceOf[LoRARequest | None]
+    ) -> Iterator[EmbeddingRequestOutput]:
+        readers: list[_Reader] = []
+        try:
+            for i, (prompt, adapter) in enumerate(zip(rows, adapters, strict=True)):
+                try:
+                    with self._lock:
+                        request = self.engine.new_request(prompt, None, adapter, params)
+                    readers.append(self._add(request, keep=1))
+                except ValueError as error:
+                    raise ValueError(f"{error} (prompt {i})") from None
+            for reader in readers:
+                yield embedding_of(deque(self._outputs(reader), maxlen=1).pop())
+        finally:
+            self._drop(readers)
+
     def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: the engine computes no embeddings, classes or scores."""
+        """Raise NotImplementedError: the engine computes no classes or scores; embeddings are those of embed."""
         raise NotImplementedError(
-            "torch_infini.LLM: models only generate; embeddings, classes and scores are not supported yet"
+            "torch_infini.LLM: models generate and embed (LLM.embed); classes and scores are not supported yet"
         )
 
-    embed = classify = score = encode
+    classify = score = encode
 
     def chat_prompts(
         self,
@@ -414,7 +469,7 @@ def adapters_of(given: Any, count: int) -> SequenceOf[LoRARequest | None]:
     return given
 
 
-def with_progress(outputs: Iterator[RequestOutput], count: int, use_tqdm: bool | None) -> Iterator[RequestOutput]:
+def with_progress(outputs: Iterator[Output], count: int, use_tqdm: bool | None) -> Iterator[Output]:
     """Return an iterator of the outputs that shows a progress bar on stderr, if that is a terminal."""
     if use_tqdm is False or (use_tqdm is None and count < 2) or not sys.stderr.isatty():
         return outputs

@@ -19,6 +19,7 @@ from ..models.llama import checked_config, model_folder
 from ..weights import names
 from .defaults import sampling_defaults, sampling_settings
 from .model import ServedModel, is_served_model
+from .pooling import PoolingDefaults, pooling_defaults
 from .runner import make_worker
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ class Served(NamedTuple):
         model: For the Engine.
         tokenizer: None: prompts are token ids.
         sampling: Fields of SamplingParams for requests without params.
+        pooling: What the folder says of embeddings.
     """
 
     model: ServedModel
     tokenizer: PreTrainedTokenizerBase | None
     sampling: dict[str, Any]
+    pooling: PoolingDefaults = PoolingDefaults()
 
 
 def load_served(
@@ -86,9 +89,11 @@ def load_served(
         served = _paged(model, quantization)
         source = Path(getattr(model, "name_or_path", "") or "-")
         found = given or (load_tokenizer(source) if source.exists() else None)
-        return Served(served, found, sampling_settings(model) if wants_defaults else {})
+        settings = sampling_settings(model) if wants_defaults else {}
+        return Served(served, found, settings, pooling_defaults(source))
     folder = model_folder(model)
     sampling = sampling_defaults(folder) if wants_defaults else {}
+    pooling = pooling_defaults(folder)
     weights = _weights(folder, quantization)
     if needs_transformers(folder):
         if size != 1:
@@ -99,14 +104,14 @@ def load_served(
         from ..patch.paged import load_paged
 
         found = given or load_tokenizer(folder)
-        return Served(load_paged(folder, weights, floating(dtype), device, activations), found, sampling)
+        return Served(load_paged(folder, weights, floating(dtype), device, activations), found, sampling, pooling)
     checked_config(folder)  # first, because the tokenizer's reader describes errors of a config less clearly
     tp_group = init_tp_group(size, device) if size != 1 else None
     found = given or load_tokenizer(folder)  # while workers start
     options = folder, weights or "dense", dtype, str(device), activations
     read = partial(Llama.from_pretrained, *options, tp_group=tp_group)
     if tp_group is None or tp_group.workers is None:
-        return Served(read(progress=progress), found, sampling)
+        return Served(read(progress=progress), found, sampling, pooling)
     tp_group.workers.make(make_worker, *options)
     with tp_group.workers.relay_errors():
         return Served(read(progress=progress), found, sampling)

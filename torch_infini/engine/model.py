@@ -66,6 +66,9 @@ class ServedModel(Protocol):
     def __call__(self, batch: Batch, cache: Any, last: bool = False, out: Tensor | None = None) -> Tensor:
         """Compute the logits of new tokens; as torch_infini.models.Llama.forward."""
 
+    def hidden_states(self, batch: Batch, cache: Any) -> Tensor:
+        """Compute the states [tokens, hidden_size] of new tokens after the last norm."""
+
     def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> Any:
         """Make a cache: a KVCache, or a MixedKVCache; dtype None: the model's."""
 

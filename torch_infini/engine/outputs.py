@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 
 class Finish(str, Enum):
     """Why a sequence ended."""
@@ -138,6 +140,7 @@ class RequestOutput:
         metrics: The request's times.
         prompt_token_logprobs: Of each prompt token except the first; None if not requested.
         lora_request: The request's adapter, or None.
+        pooled: The vector of a finished request with pooling; None: it generates.
     """
 
     request_id: str
@@ -148,6 +151,7 @@ class RequestOutput:
     metrics: RequestMetrics = RequestMetrics(None, None)
     prompt_token_logprobs: list[TokenLogprobs] | None = None
     lora_request: Any = None
+    pooled: Tensor | None = None
 
     @property
     def finished(self) -> bool:
@@ -175,6 +179,52 @@ class RequestOutput:
     def token_ids(self) -> list[int]:
         """Tokens of the first sample."""
         return self.outputs[0].token_ids
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """A prompt's embedding.
+
+    Attributes:
+        embedding: Its elements.
+    """
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """The number of elements."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """The embedding of a request, named as in vLLM.
+
+    Attributes:
+        request_id: The request's id.
+        outputs: Its embedding.
+        prompt_token_ids: The prompt's tokens.
+        finished: True.
+        num_cached_tokens: How many of them were in the cache.
+    """
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+def embedding_of(output: RequestOutput) -> EmbeddingRequestOutput:
+    """Return the embedding of a finished request with pooling; RuntimeError if it failed."""
+    error = output.outputs[0].error
+    if output.pooled is None or error is not None:
+        raise RuntimeError(error or "torch_infini.LLM.embed: the request must be finished, got a cancelled one")
+    vector = EmbeddingOutput(output.pooled.tolist())
+    return EmbeddingRequestOutput(
+        output.request_id, vector, output.prompt_token_ids, num_cached_tokens=output.num_cached_tokens
+    )
 
 
 def of_kind(output: RequestOutput, kind: RequestOutputKind) -> RequestOutput | None:

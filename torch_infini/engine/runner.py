@@ -6,10 +6,11 @@ run a model whose tensor-parallel group has worker processes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ class ChunkInput(NamedTuple):
         wanted: Whether the logits of its last token are needed.
         all_wanted: Whether the logits of all its tokens are needed, for prompt_logprobs.
         adapter: The slot of the sequence's adapter; negative: none.
+        pooled: Whether its hidden states are needed, and no logits.
     """
 
     tokens: list[int]
@@ -40,6 +42,7 @@ class ChunkInput(NamedTuple):
     wanted: bool = True
     all_wanted: bool = False
     adapter: int = -1
+    pooled: bool = False
 
 
 class Runner:
@@ -55,6 +58,7 @@ class Runner:
 
     Attributes:
         prompt_logits: Logits [tokens of the chunk, vocab_size] of the last run, by index of the chunks with all_wanted.
+        states: Hidden states [tokens of the chunk, hidden_size] of the last run, by index of the chunks with pooled.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Runner:
         self._width = -(-max_tokens // cache.block_size)  # of block tables
         self._steps = DecodeSteps(model, cache, max_num_seqs, self._width, record, adapters)
         self.prompt_logits: dict[int, Tensor] = {}
+        self.states: dict[int, Tensor] = {}
         self._table_rows: list[list[int]] = [[] for _ in range(max_num_seqs)]  # contents of the steps' block tables
 
     @torch.inference_mode()
@@ -86,16 +91,30 @@ class Runner:
             unspecified if none is wanted.
         """
         self.cache.copy_blocks(copies)
-        self.prompt_logits = {}
+        self.prompt_logits, self.states = {}, {}
+        if not any(chunk.pooled for chunk in chunks):
+            return self._logits(chunks)
+        # In a batch of their own: the bits of the others' logits do not depend on them.
+        pooled = [i for i, chunk in enumerate(chunks) if chunk.pooled]
+        rows = self._prefill([chunks[i] for i in pooled], self.model.hidden_states)
+        self.states = dict(zip(pooled, rows.split([len(chunks[i].tokens) for i in pooled]), strict=True))
+        others = [i for i, chunk in enumerate(chunks) if not chunk.pooled]
+        if not others:
+            return torch.empty(0, self.model.config.vocab_size, dtype=self.model.dtype, device=self.device)
+        logits = self._logits([chunks[i] for i in others])
+        self.prompt_logits = {others[i]: found for i, found in self.prompt_logits.items()}
+        return logits
+
+    def _logits(self, chunks: Sequence[ChunkInput]) -> Tensor:
         if any(chunk.all_wanted for chunk in chunks):
             return self._prefill_all(chunks)
         if len(chunks) <= len(self._table_rows) and all(len(chunk.tokens) == 1 for chunk in chunks):
             return self._decode(chunks)
-        return self._prefill(chunks)
+        return self._prefill(chunks, partial(self.model, last=True))
 
     def _prefill_all(self, chunks: Sequence[ChunkInput]) -> Tensor:
         """Compute the logits of all tokens, and store those of the chunks with all_wanted in prompt_logits."""
-        logits = self._prefill(chunks, last=False)
+        logits = self._prefill(chunks, self.model)
         rows, at = [], 0
         for i, chunk in enumerate(chunks):
             if chunk.all_wanted:
@@ -104,14 +123,14 @@ class Runner:
             rows.append(at - 1)
         return logits[torch.tensor([rows[i] for i in wanted_of(chunks)], device=self.device)]
 
-    def _prefill(self, chunks: Sequence[ChunkInput], last: bool = True) -> Tensor:
+    def _prefill(self, chunks: Sequence[ChunkInput], compute: Callable[[Batch, Any], Tensor]) -> Tensor:
         size = self.cache.block_size
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         starts = [0]
         of_tokens: list[int] = []
-        for new, start, blocks, _, _, adapter in chunks:
+        for new, start, blocks, _, _, adapter, _ in chunks:
             of_tokens += [adapter] * len(new)
             end = start + len(new)
             tokens += new
@@ -127,10 +146,10 @@ class Runner:
             numbers.append(wanted)
         batch = Batch(*(torch.tensor(x, device=self.device) for x in numbers))
         if self._adapters is None or max(of_tokens) < 0:
-            return self.model(batch, self.cache, last=last)
+            return compute(batch, self.cache)
         batch = replace(batch, adapters=torch.tensor(of_tokens, device=self.device))
         with self._adapters.of_batch(batch):
-            return self.model(batch, self.cache, last=last)
+            return compute(batch, self.cache)
 
     def _decode(self, chunks: Sequence[ChunkInput]) -> Tensor:
         of_rows = [chunk.adapter for chunk in chunks]
@@ -170,6 +189,11 @@ class TPRunner:
     def prompt_logits(self) -> dict[int, Tensor]:
         """As Runner's."""
         return self._runner.prompt_logits
+
+    @property
+    def states(self) -> dict[int, Tensor]:
+        """As Runner's."""
+        return self._runner.states
 
     def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]] = ()) -> Tensor:
         """Compute chunks on all ranks; as Runner.run."""

@@ -139,7 +139,9 @@ class Scheduler:
         if sum(s.samples for s in self.running) + samples > self.max_num_seqs:
             return False
         prompt = len(sequence.request.prompt)
-        reuses = sequence.request.params.prompt_logprobs is None  # prompt_logprobs needs all logits of the prompt
+        request = sequence.request
+        # prompt_logprobs needs all logits of the prompt, and a mean all hidden states.
+        reuses = request.params.prompt_logprobs is None and (request.pooling is None or request.pooling.reuses_prefix)
         found, identity = self.blocks.match(
             sequence.tokens,
             lambda tokens: reuses and (tokens >= prompt or tokens % self.chunk_size == 0),

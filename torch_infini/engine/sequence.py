@@ -9,9 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from .blocks import ROOT
 from .grammar import Matcher
 from .outputs import CompletionOutput, Finish, RequestMetrics, RequestOutput, TokenLogprobs
+from .pooling import PoolingParams
 from .sampler import Row
 from .sampling_params import SamplingParams
 from .text import TextStream
@@ -51,6 +54,8 @@ class Request:
         bad_words: The tokens of each of params.bad_words.
         matcher: The beginning of params.structured_outputs; None: any output.
         adapter: Its adapter, or None.
+        pooling: How its prompt becomes a vector; None: tokens are generated.
+        pooled: What is kept of the states of its tokens; at the end the vector.
         prompt_logprobs: Of the prompt's tokens by position, if requested, as far as computed.
         last_output: The output that was returned last, or None.
         arrived, first_token, finished: Times in seconds of time.perf_counter; None: not yet.
@@ -68,6 +73,8 @@ class Request:
     bad_words: list[list[int]] = field(default_factory=list)
     matcher: Matcher | None = None
     adapter: Adapter | None = None
+    pooling: PoolingParams | None = None
+    pooled: Tensor | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     last_output: RequestOutput | None = None
     arrived: float = field(default_factory=time.perf_counter)
@@ -203,6 +210,7 @@ def output_of(request: Request, tokenizer: Any = None) -> RequestOutput:
         if request.params.prompt_logprobs is not None
         else None,
         None if request.adapter is None else request.adapter.request,
+        request.pooled if request.pooling is not None and request.is_finished else None,
     )
 
 

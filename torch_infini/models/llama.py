@@ -153,18 +153,30 @@ class Llama(nn.Module):
         Returns:
             Logits [tokens, vocab_size], or [n, vocab_size] if `last`, in the model's dtype.
         """
-        x: Tensor = self.embed(batch.tokens)
-        residual: Tensor | None = None
         early = last and not whole
-        for i, layer in enumerate(self.layers):
-            x, residual = layer(x, residual, batch, cache.layer(i), early and i + 1 == len(self.layers))
-        assert residual is not None
-        x, _ = self.norm.after(x, residual)
+        x = self.hidden_states(batch, cache, early)
         if last and not early:
             x = rows_of(x, batch.ends)
         if self.tp_group is None:
             return self.head(x, out)
         return self.tp_group.all_gather(self.head(x), self.config.vocab_size, out)
+
+    def hidden_states(self, batch: Batch, cache: KVCache, last: bool = False) -> Tensor:
+        """Compute the states of new tokens after the last norm.
+
+        Args:
+            batch, cache, last: As of forward.
+
+        Returns:
+            States [tokens, hidden_size], or [n, hidden_size] if `last`, in the model's dtype.
+        """
+        x: Tensor = self.embed(batch.tokens)
+        residual: Tensor | None = None
+        for i, layer in enumerate(self.layers):
+            x, residual = layer(x, residual, batch, cache.layer(i), last and i + 1 == len(self.layers))
+        assert residual is not None
+        x, _ = self.norm.after(x, residual)
+        return x
 
     def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache:
         """Make a cache for this model, on its device; dtype None: the model's."""

@@ -137,6 +137,22 @@ class PagedModel:
             logits = logits[ends]
         return logits.to(self.dtype) if out is None else out.copy_(logits)
 
+    def hidden_states(self, batch: Batch, cache: KVCache | MixedKVCache) -> Tensor:
+        """Compute the states of new tokens after the last norm, transformers' last_hidden_state; as Llama's.
+
+        Raises:
+            ValueError: If the model has no part that computes them alone.
+        """
+        inner = find_causal_model(self.model)
+        base = inner.base_model
+        if base is inner:
+            raise ValueError(f"{_NAME}: embeddings must be of a model with a part without the head, got {type(inner)}")
+        backend = PagedBackend(self._sites, batch, cache)
+        with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, backend):
+            found = base(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False)
+        states: Tensor = found.last_hidden_state[0]
+        return states
+
     def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache | MixedKVCache:
         """Make a cache for this model, on its device; dtype None: the model's."""
         layers = [(site.kv_heads, site.head_dim) for site in self._sites.values()]

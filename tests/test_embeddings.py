@@ -1,0 +1,194 @@
+"""LLM.embed: pooled hidden states are those of transformers, alone and beside others, in chunks and with prefixes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from torch_infini import LLM, SamplingParams
+from torch_infini.engine import EmbeddingRequestOutput, PoolingParams
+from torch_infini.engine.pooling import PoolingDefaults, pooling_defaults
+from torch_infini.testing.checkpoints import SMALL, random_model, save_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# The last three run through transformers' own forward.
+OTHERS: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16},
+    "gpt_neox": {"num_key_value_heads": 4},
+    "olmo2": {},
+}
+FAMILIES = ["llama", "llama3", "qwen2", "qwen3", "mistral", *OTHERS]
+PROMPTS = [[5], [7, 8, 9], list(range(10, 75)), [3, 1, 4, 1, 5, 9, 2, 6] * 20]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("llama", tmp_path_factory.mktemp("model"))
+
+
+def saved(family: str, folder: Path) -> Path:
+    if family in OTHERS:
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(family, **{**SMALL, **OTHERS[family]})
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+    else:
+        model = random_model(family)
+    model.float().save_pretrained(folder)
+    save_tokenizer(folder, model.config.vocab_size)
+    return folder
+
+
+def expected(folder: Path, prompt: list[int], pooling: str, normalize: bool = True, size: int | None = None) -> Tensor:
+    """transformers' last_hidden_state, pooled."""
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        states = model(input_ids=torch.tensor([prompt])).last_hidden_state[0].double()
+    vector = {"last": states[-1], "mean": states.mean(0), "cls": states[0]}[pooling][:size]
+    return vector / vector.norm() if normalize else vector
+
+
+def vectors(outputs: list[EmbeddingRequestOutput]) -> list[Tensor]:
+    return [torch.tensor(output.outputs.embedding, dtype=torch.float64) for output in outputs]
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    """float32 over a few layers: some hundred roundings of 2^-24 of the vector's size."""
+    assert found.shape == wanted.shape
+    assert float((found - wanted).norm()) <= 2e-5 * float(wanted.norm()), float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embeddings_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    """Prompts of 1, 3, 65 and 160 tokens: one chunk of 64 tokens and several."""
+    folder = saved(family, tmp_path)
+    llm = LLM(folder, progress=False, chunk_size=64, max_num_batched_tokens=64, max_num_seqs=3)
+    for pooling in ("last", "mean", "cls"):
+        for normalize in (True, False):
+            outputs = llm.embed(PROMPTS, pooling=pooling, normalize=normalize)  # type: ignore[arg-type]
+            for prompt, output, vector in zip(PROMPTS, outputs, vectors(outputs), strict=True):
+                assert output.prompt_token_ids == prompt and output.finished
+                close(vector, expected(folder, prompt, pooling, normalize))
+    metrics = llm.metrics()
+    assert llm.engine.is_idle and metrics.free_blocks == metrics.blocks and metrics.generated_tokens == 0
+
+
+def test_a_model_of_transformers_that_is_loaded(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    llm = LLM(model, progress=False)
+    close(vectors(llm.embed(PROMPTS[3]))[0], expected(folder, PROMPTS[3], "last"))
+
+
+def test_prefixes_and_others_change_no_bit(folder: Path) -> None:
+    """A cached prefix is used for "last" alone; neither it nor requests that generate change a bit."""
+    llm = LLM(folder, progress=False, chunk_size=16, block_size=16, max_num_batched_tokens=32)
+    alone = {kind: llm.embed(PROMPTS[3], pooling=kind)[0] for kind in ("last", "mean", "cls")}  # type: ignore[arg-type]
+    assert alone["mean"].num_cached_tokens == alone["cls"].num_cached_tokens == 0
+    again = {kind: llm.embed(PROMPTS[3], pooling=kind)[0] for kind in ("last", "mean", "cls")}  # type: ignore[arg-type]
+    assert again["last"].num_cached_tokens == 144
+    assert again["mean"].num_cached_tokens == again["cls"].num_cached_tokens == 0
+    assert all(again[kind].outputs == alone[kind].outputs for kind in alone)
+    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0)
+    want = llm.generate([[9, 8, 7]], params)[0].token_ids
+    stream = llm.stream([9, 8, 7], params)
+    next(stream)
+    assert llm.embed(PROMPTS[3], pooling="mean")[0].outputs == alone["mean"].outputs
+    assert [*stream][-1].token_ids == want
+
+
+def test_preemption(folder: Path) -> None:
+    """A cache that is too small for all: the sums begin anew."""
+    llm = LLM(folder, progress=False, chunk_size=16, block_size=16, cache_blocks=13, max_num_seqs=4)
+    prompts = [[i] * 100 for i in range(1, 7)]
+    params = SamplingParams(max_tokens=90, ignore_eos=True)
+    stream = llm.stream([9] * 100, params)
+    next(stream)
+    found = vectors(llm.embed(prompts, pooling="mean"))
+    assert len([*stream]) > 1
+    for prompt, vector in zip(prompts, found, strict=True):
+        close(vector, expected(folder, prompt, "mean"))
+
+
+def test_what_the_folder_says(folder: Path, tmp_path: Path) -> None:
+    model = saved("llama", tmp_path)
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    modules += [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (model / "1_Pooling").mkdir()
+
+    def write(modules: Any, pooling: Any, **config: Any) -> PoolingDefaults:
+        (model / "modules.json").write_text(json.dumps(modules))
+        (model / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+        stored = json.loads((folder / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**stored, **config}))
+        return pooling_defaults(model)
+
+    mean = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    assert write(modules, mean).params == PoolingParams(pooling="mean", normalize=False)
+    close(vectors(LLM(model, progress=False).embed([5, 6, 7]))[0], expected(model, [5, 6, 7], "mean", False))
+    normalize = {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+    last = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
+    assert write([*modules, normalize], last).params == PoolingParams(pooling="last", normalize=True)
+    assert write(modules, {"pooling_mode": "cls"}).params.pooling == "cls"
+    for pooling in ({"pooling_mode_max_tokens": True}, {**mean, "pooling_mode_cls_token": True}, {}, []):
+        found = write(modules, pooling)
+        with pytest.raises(ValueError, match="pooling must be given for this model, whose folder asks for pooling by"):
+            found.merge()
+        assert found.merge("mean").pooling == "mean"
+    dense = {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    with pytest.raises(ValueError, match="asks for a module 'Dense'"):
+        write([*modules, dense], mean).merge()
+    for broken in ({}, "x", None):
+        assert write(broken, mean).params == PoolingParams()
+    assert write([7], mean).unsupported is not None
+
+    found = write([*modules, normalize], last, is_matryoshka=True, hidden_size=64)
+    assert found.merge(dimensions=8).dimensions == 8
+    with pytest.raises(ValueError, match="dimensions must be at most 64, got 65"):
+        found.merge(dimensions=65)
+    close(
+        vectors(LLM(model, progress=False).embed([5, 6, 7], dimensions=8))[0],
+        expected(model, [5, 6, 7], "last", True, 8),
+    )
+    found = write(modules, last, matryoshka_dimensions=[8, 16], is_matryoshka=True)
+    assert found.merge(dimensions=16).dimensions == 16
+    with pytest.raises(ValueError, match="dimensions must be one of 8, 16, or None"):
+        found.merge(dimensions=9)
+
+
+def test_bad_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(folder, progress=False, max_model_len=64)
+    for settings, rule in (
+        ({"pooling": "max"}, "pooling must be last, mean, cls, got 'max'"),
+        ({"normalize": 1}, "normalize must be True or False, got 1"),
+        ({"dimensions": 8}, r"dimensions must be None, for the model's config names no sizes \(is_matryoshka\), got 8"),
+        ({"dimensions": 0}, "dimensions must be an integer of at least 1 or None, got 0"),
+        ({"dimensions": True}, "dimensions must be an integer of at least 1 or None, got True"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            llm.embed("a", **settings)  # type: ignore[arg-type]
+    for prompt in ([], [-1], [320], [5] * 64, [[5], []]):
+        with pytest.raises(ValueError, match=r"\(prompt \d\)|at least one token|token ids"):
+            llm.embed([prompt] if prompt == [] else prompt)  # type: ignore[arg-type, list-item]
+    assert len(llm.embed(["a", "b"])) == 2 and llm.engine.is_idle
+    monkeypatch.setattr(llm.engine.model, "tp_group", object())
+    with pytest.raises(ValueError, match="tensor_parallel_size must be 1 for embeddings"):
+        llm.embed("a")
+
+
+def test_states_that_are_not_finite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(folder, progress=False)
+    states = type(llm.engine.model).hidden_states
+    monkeypatch.setattr(llm.engine.model, "hidden_states", lambda *given: states(llm.engine.model, *given) / 0)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="the prompt's embedding must be finite"):
+        llm.embed("abc")
+    assert llm.engine.is_idle
