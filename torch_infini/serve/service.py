@@ -16,6 +16,7 @@ import torch
 
 from .. import __version__
 from ..engine import AsyncLLM, LoRARequest, SamplingParams
+from ..engine.sequence import Request as EngineRequest
 from .errors import ApiError, bad_request, shown
 from .generation import Generation
 from .metrics import ServerMetrics
@@ -301,13 +302,22 @@ class Service:
             if tokens and max(tokens) >= size:
                 raise ApiError(400, f"{field} must name tokens from 0 to {size - 1}, got {max(tokens)}", field)
         longest = max(map(len, prompts))
-        if longest + (most or 1) > self.max_model_len:
-            raise self._too_long(param, f"{longest}" if most is None else f"{longest} and {name} {most}")
+        self.check_length(longest, param, most or 1, "" if most is None else f" and {name} {most}")
         try:
             requests = [engine.new_request(prompt, params, adapter) for prompt in prompts]
         except ValueError as error:
             raise bad_request(error, prompt=param) from None
-        samples = len(prompts) * params.n
+        return self.start_requests(requests, param)
+
+    def check_length(self, tokens: int, param: str, more: int = 1, came: str = "") -> None:
+        """Raise ApiError if a prompt of so many tokens leaves no room for `more`."""
+        if tokens + more > self.max_model_len:
+            raise self._too_long(param, f"{tokens}{came}")
+
+    def start_requests(self, requests: Sequence[EngineRequest], param: str) -> Generation:
+        """Add requests of Engine.new_request, which have one setting, to the engine; ApiError as start."""
+        self.admit(len(requests), requests[0].params, param)
+        samples = len(requests) * requests[0].params.n
         self.in_flight += samples
         try:
             generation = Generation(self.llm, requests, self.metrics, self._ended)

@@ -1,0 +1,109 @@
+"""Embeddings over HTTP: the bodies of /v1/embeddings and /pooling, and the vectors of their inputs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from ..engine import LoRARequest, PoolingParams, SamplingParams
+from .errors import ApiError, bad_request
+from .fields import Body, validator
+from .schemas import prompts_of
+from .service import Service
+
+MAX_INPUTS = 2048  # as OpenAI's server
+Inputs = Annotated[
+    list[str | list[int]],
+    validator(
+        str | list[str] | list[int] | list[list[int]],
+        f"must be a text, token ids, or a list of texts or of token ids, from 1 to {MAX_INPUTS}",
+        lambda value: inputs_of(value),
+    ),
+]
+
+
+def inputs_of(value: Any) -> list[str | list[int]]:
+    """Return the inputs of a body as a list; TypeError for anything else, no inputs or too many."""
+    found = prompts_of(value)
+    if not 0 < len(found) <= MAX_INPUTS:
+        raise TypeError
+    return found
+
+
+class EmbeddingsBody(Body):
+    """The body of /v1/embeddings."""
+
+    without_effect: ClassVar[Collection[str]] = {"user"}
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    model: str | None = None
+    input: Inputs
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+    def params(self, service: Service) -> PoolingParams:
+        """Return how vectors are made; ApiError for what the model does not allow, and unknown fields."""
+        return self.merged(service, {})
+
+    def merged(self, service: Service, more: dict[str, Any]) -> PoolingParams:
+        self.reject_unsupported()
+        try:
+            return service.llm.engine.pooling.merge(dimensions=self.dimensions, **more)
+        except ValueError as error:
+            raise bad_request(error) from None
+
+    def shown(self, vector: Tensor) -> list[float] | str:
+        """Return a vector in the body's format: numbers, or float32 in little-endian bytes as base64."""
+        if self.encoding_format != "base64":
+            numbers: list[float] = vector.tolist()
+            return numbers
+        return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+
+
+class PoolingBody(EmbeddingsBody):
+    """The body of /pooling."""
+
+    pooling: Literal["last", "mean", "cls"] | None = None
+    normalize: bool | None = None
+
+    def params(self, service: Service) -> PoolingParams:
+        return self.merged(service, {"pooling": self.pooling, "normalize": self.normalize})
+
+
+class Embedded(NamedTuple):
+    """The vectors of inputs, and the number of their tokens."""
+
+    vectors: list[Tensor]
+    tokens: int
+
+
+async def embed(
+    service: Service, inputs: Sequence[str | list[int]], params: PoolingParams, adapter: LoRARequest | None
+) -> Embedded:
+    """Return the vectors of inputs; as many at a time as a step of the engine takes.
+
+    Raises:
+        ApiError: For an input that cannot be served, a full queue, a server that shuts down, or a step that failed.
+    """
+    engine, vectors = service.llm.engine, list[Tensor]()
+    size = engine.config.max_num_seqs
+    service.admit(min(len(inputs), size), SamplingParams(), "input")
+    prompts = await service.encode_all(inputs, "input")
+    service.check_length(max(map(len, prompts)), "input")
+    for at in range(0, len(prompts), size):
+        try:
+            requests = [engine.new_request(one, None, adapter, params) for one in prompts[at : at + size]]
+        except ValueError as error:
+            raise bad_request(error, prompt="input", tensor_parallel_size="model") from None
+        generation = service.start_requests(requests, "input")
+        try:
+            outputs = await generation.finish()
+        finally:
+            generation.close()
+        vectors += [output.pooled for output in outputs if output.pooled is not None]
+    if len(vectors) != len(prompts):
+        raise ApiError(500, "the server failed; its log has the cause")
+    return Embedded(vectors, sum(map(len, prompts)))
