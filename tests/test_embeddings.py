@@ -83,6 +83,23 @@ def test_embeddings_are_those_of_transformers(family: str, tmp_path: Path) -> No
     assert llm.engine.is_idle and metrics.free_blocks == metrics.blocks and metrics.generated_tokens == 0
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_folders_of_models_without_a_head(family: str, shards: int, tmp_path: Path) -> None:
+    """Saved by AutoModel, as embedding models are: names lack the prefix of the causal model's."""
+    model = random_model(family, tie_word_embeddings=True)
+    inner = model.base_model
+    size = sum(p.nbytes for p in inner.parameters())
+    inner.save_pretrained(tmp_path, max_shard_size=-(-size // shards) + 4096)
+    assert len(list(tmp_path.glob("*.safetensors"))) >= shards
+    llm = LLM(tmp_path, progress=False)
+    for prompt, vector in zip(PROMPTS, vectors(llm.embed(PROMPTS)), strict=True):
+        close(vector, expected(tmp_path, prompt, "last"))
+    random_model(family).base_model.save_pretrained(tmp_path / "untied")
+    with pytest.raises(ValueError, match=r"got missing: lm_head\.weight"):
+        LLM(tmp_path / "untied", progress=False)
+
+
 def test_a_model_of_transformers_that_is_loaded(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     llm = LLM(model, progress=False)

@@ -41,6 +41,7 @@ _PIECE = 8 << 20
 # Bytes of tensors that are converted at a time: they stay in the CPU's cache, and are too few for an op to start
 # threads (csrc/infiniop/quantize/quantize.h).
 _PART = 1 << 20
+_PREFIX, _WITHOUT_HEAD = "model.", ("embed_tokens.", "layers.", "norm.")
 _COMPARED_BYTES = 64  # first bytes of each tensor, which ranks compare
 _MAX_READERS = 8  # not tuned: measured only with two cores
 
@@ -182,7 +183,10 @@ class _File:
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
-        self.stored = read_header(path, _NAME)  # in the file's order, which a disk reads fastest
+        stored = read_header(path, _NAME)  # in the file's order, which a disk reads fastest
+        # Models that were saved without their head, as those of sentence-transformers are, lack the prefix.
+        prefix = _PREFIX if stored and all(name.startswith(_WITHOUT_HEAD) for name in stored) else ""
+        self.stored = {prefix + name: tensor for name, tensor in stored.items()}
         self._file = stack.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
 
     def add_to(self, digest: hashlib._Hash) -> None:
