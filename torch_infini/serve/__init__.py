@@ -1,7 +1,8 @@
 """An HTTP server with OpenAI's API, on AsyncLLM.
 
 create_app makes the application, run_server serves it. To read the code: settings.py, app.py, routes/, schemas.py,
-service.py, generation.py, metrics.py, reading.py, parsers/, answers.py, streaming.py, lifecycle.py.
+service.py, generation.py, metrics.py, request_log.py, reading.py, parsers/, answers.py, streaming.py, embeddings.py,
+lifecycle.py.
 """
 
 try:
