@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from ..engine import LoRARequest
 
 HELP = "serve a model over HTTP, with OpenAI's interface"
+# Seconds after which a thread gives Python's lock to another that waits: the engine's waits for it between two steps,
+# and the event loop's may hold it for 5 ms by default, which costs 8 % of the tokens of 32 streams.
+SWITCH_INTERVAL = 1e-3
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 HOST = "127.0.0.1"
 MAX_KEY = 4096  # bytes of the file of a key
@@ -124,6 +128,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given_arguments: argparse.Namespace) -> int:
     arguments = given_arguments.options.merge(given_arguments)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         from ..engine.lora import largest_rank
         from ..serve import ServeSettings, address_of, bind, bind_all, run_server

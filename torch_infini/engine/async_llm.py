@@ -10,10 +10,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 from .engine import Engine, Prompt
 from .llm import LLM, Message
+from .loop_calls import LoopCalls
 from .lora import LoRARequest
 from .outputs import Metrics, RequestOutput, RequestOutputKind, of_kind
 from .sampling_params import SamplingParams
@@ -47,6 +49,7 @@ class AsyncLLM:
                 "requests arrive in one process only, got the processes of torchrun"
             )
         self._thread = _EngineThread(self._llm.engine)
+        self._calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = weakref.WeakKeyDictionary()
         # The thread holds no reference to this object, so that dropping it ends the thread.
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
@@ -106,14 +109,8 @@ class AsyncLLM:
     async def _outputs(
         self, prompt: Prompt, params: SamplingParams | None, lora_request: LoRARequest | None
     ) -> AsyncGenerator[RequestOutput, None]:
-        loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
-
-        def deliver(output: RequestOutput | BaseException) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(outputs.put_nowait, output)
-
-        request = self.add(prompt, params, deliver, lora_request)
+        request = self.add(prompt, params, partial(self.calls().add, outputs.put_nowait), lora_request)
         try:
             await asyncio.wrap_future(request)
             while True:
@@ -149,6 +146,10 @@ class AsyncLLM:
             RuntimeError: If this is closed, or its thread failed.
         """
         return self._thread.add(prompt, params, deliver, lora_request)
+
+    def calls(self) -> LoopCalls:
+        """Return what runs calls of the engine's thread in the running event loop; `deliver` may use it."""
+        return self._calls.setdefault(loop := asyncio.get_running_loop(), LoopCalls(loop))
 
     def cancel(self, request: Future[str]) -> None:
         """Cancel a request of add from any thread, unless it is finished; `deliver` is not called again."""

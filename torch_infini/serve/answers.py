@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..engine import RequestOutput, TokenLogprobs
-from .encoding import DONE, PING, to_event
+from .encoding import DONE, PING, to_event, to_json
 from .errors import ApiError
 from .parsers import CallBegin, CallDelta, Content, Event, OutputParser, Reasoning
 from .prompt_logprobs import MIN_LOGPROB, offsets_in, shown_logprobs
@@ -72,11 +73,22 @@ class Answer:
         choices = [self._choice(part) for part in full_choices(outputs)]
         return {**self._head, "object": self.WHOLE, "choices": choices, "usage": self.usage(outputs)}
 
-    def chunks(self, part: ChoiceDelta, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of a streamed answer; with include_usage their usage is null, as the last chunk has it."""
-        usage = {"usage": None} if include_usage else {}
-        for choice in self._deltas(part):
-            yield {**self._head, "object": self.CHUNK, "choices": [choice], **usage}
+    def events(self, part: ChoiceDelta, include_usage: bool) -> bytes:
+        """Return the events of a part of a streamed answer, as chunks.
+
+        Args:
+            part: The part.
+            include_usage: Whether the chunks' usage is null, because the last chunk has it.
+        """
+        return b"".join(
+            self._before + to_json(choice) + (b'],"usage":null}\n\n' if include_usage else b"]}\n\n")
+            for choice in self._deltas(part)
+        )
+
+    @cached_property
+    def _before(self) -> bytes:
+        """An event up to its choice: the same for each token, so that it is made once."""
+        return to_event({**self._head, "object": self.CHUNK, "choices": []}).removesuffix(b"]}\n\n")
 
     def usage_chunk(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         """Return the last chunk, which has the usage and no choices."""
@@ -85,10 +97,6 @@ class Answer:
     def usage(self, outputs: Iterable[RequestOutput]) -> dict[str, Any]:
         """Return the numbers of tokens."""
         return usage_of(outputs)
-
-    def event(self, chunk: dict[str, Any]) -> bytes:
-        """Return a chunk as an event of the stream."""
-        return to_event(chunk)
 
     def end(self, outputs: Iterable[RequestOutput], include_usage: bool) -> bytes:
         """Return the events at the stream's end."""

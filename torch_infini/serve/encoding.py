@@ -9,11 +9,12 @@ from typing import Any
 from starlette.responses import Response
 
 DONE = b"data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 PING = b": ping\n\n"  # a comment, which clients ignore
 
 
 def to_json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def to_event(value: object) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 
 from ..engine import AsyncLLM, RequestOutput
@@ -44,14 +44,16 @@ class Generation:
             self._record.add(sum(len(request.prompt) for request in requests), samples)
         self._seen = [NOTHING_SEEN] * len(requests)
         self._loop = asyncio.get_running_loop()
+        self._calls = llm.calls()
         self._changed = asyncio.Event()
+        self._last = self._loop.time()  # of an output
         self._newest: dict[int, RequestOutput] = {}
         self._error: ApiError | None = None
         self._running: dict[int, Future[str]] = {}  # by index of the request
         for at, request in enumerate(requests):
             # The engine's thread calls both callbacks.
-            self._running[at] = llm.add(request, None, partial(self._call_soon, self._take, at))
-            self._running[at].add_done_callback(partial(self._call_soon, self._added, at))
+            self._running[at] = llm.add(request, None, partial(self._calls.add, self._take, at))
+            self._running[at].add_done_callback(partial(self._calls.add, self._added, at))
 
     async def newest(self) -> AsyncGenerator[tuple[int, RequestOutput] | None, None]:
         """Yield (index of the request, newest output) as the engine computes; None after IDLE seconds without one.
@@ -59,22 +61,30 @@ class Generation:
         Raises:
             ApiError: If the engine failed, or the server shuts down.
         """
-        while True:
-            timer = self._loop.call_later(IDLE, self._changed.set)
-            try:
+        self._timer = self._loop.call_later(IDLE, self._tick)
+        try:
+            while True:
                 await self._changed.wait()
-            finally:
-                timer.cancel()
-            self._changed.clear()
-            new, self._newest = self._newest, {}
-            for at, output in new.items():
-                yield at, output
-            if self._error is not None:
-                raise self._error
-            if not self._running and not self._newest:
-                return
-            if not new:
-                yield None
+                self._changed.clear()
+                new, self._newest = self._newest, {}
+                for at, output in new.items():
+                    yield at, output
+                if self._error is not None:
+                    raise self._error
+                if not self._running and not self._newest:
+                    return
+                if not new:
+                    yield None
+        finally:
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        """Wake the reader if there was no output for IDLE seconds. One timer for all outputs: it is set again when it
+        has run."""
+        left = self._last + IDLE - self._loop.time()
+        if left <= 0:
+            self._changed.set()
+        self._timer = self._loop.call_later(left if left > 0 else IDLE, self._tick)
 
     async def finish(self) -> list[RequestOutput]:
         """Wait for the end; return the last output of each request. Raises as newest."""
@@ -98,10 +108,6 @@ class Generation:
         if running:
             self._on_end(self)
 
-    def _call_soon(self, call: Callable[..., None], *args: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed: there is no reader
-            self._loop.call_soon_threadsafe(call, *args)
-
     def _added(self, at: int, request: Future[str]) -> None:
         if not request.cancelled() and request.exception() is not None:
             self._take(at, request.exception())
@@ -120,6 +126,7 @@ class Generation:
         assert isinstance(output, RequestOutput)
         self._seen[at] = self._metrics.observe(output, self._seen[at])
         self._newest[at] = output
+        self._last = self._loop.time()
         self._changed.set()
         if output.finished:
             del self._running[at]

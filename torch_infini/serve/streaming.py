@@ -52,8 +52,7 @@ def respond_finished(
         return json_response(answer.whole(outputs))
     parts = DeltaTracker(samples, answer)
     new = [part for at, output in enumerate(outputs) for part in parts.new(at, output)]
-    chunks = [chunk for part in new for chunk in answer.chunks(part, include_usage)]
-    data = b"".join(map(answer.event, chunks)) + answer.end(outputs, include_usage)
+    data = b"".join(answer.events(part, include_usage) for part in new) + answer.end(outputs, include_usage)
     return Response(data, 200, HEADERS, answer.MEDIA_TYPE)
 
 
@@ -66,8 +65,8 @@ async def events(
         async with aclosing(generation.newest()) as outputs:
             async for new in outputs:
                 changed = () if new is None else parts.new(*new)
-                chunks = (chunk for part in changed for chunk in answer.chunks(part, include_usage))
-                data = answer.PING if new is None else b"".join(map(answer.event, chunks))
+                data = b"".join(answer.events(part, include_usage) for part in changed)
+                data = answer.PING if new is None else data
                 if data:
                     yield data
         yield answer.end(parts.outputs.values(), include_usage)

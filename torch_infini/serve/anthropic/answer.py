@@ -56,18 +56,17 @@ class MessagesAnswer(Answer):
         content = {"content": self._writer.blocks}
         return {**self._message, **content, **reasons(completion, self._parser), "usage": messages_usage(outputs)}
 
-    def chunks(self, part: ChoiceDelta, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """Yield the events of a part of the text; the message's end is left to `end`."""
+    def events(self, part: ChoiceDelta, include_usage: bool) -> bytes:
+        """Return the events of a part of the text; the message's end is left to `end`."""
+        made = []
         if part.is_first:
             usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
-            yield {"type": "message_start", "message": {**self._message, "usage": usage}}
+            made.append({"type": "message_start", "message": {**self._message, "usage": usage}})
         events = self._parser.feed(part.text)
         events += self._parser.finish() if part.finish is not None else []
         for event in events:
-            yield from self._writer.add(event)
-
-    def event(self, chunk: dict[str, Any]) -> bytes:
-        return to_event(chunk)
+            made += self._writer.add(event)
+        return b"".join(map(to_event, made))
 
     def end(self, outputs: Iterable[RequestOutput], include_usage: bool) -> bytes:
         """Return the last events: the end of the last block, why the text ended, and the numbers of tokens."""

@@ -52,13 +52,10 @@ class OllamaAnswer(Answer):
                 message[name] = message[name] + value if name in message else value
         return self._last(message, outputs)
 
-    def chunks(self, part: ChoiceDelta, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """Yield the lines of a part of the text; the last one is left to `end`."""
-        for delta in self._deltas_of(part.text, part.finish is not None):
-            yield {**self._first(delta), "done": False}
-
-    def event(self, chunk: dict[str, Any]) -> bytes:
-        return to_line(chunk)
+    def events(self, part: ChoiceDelta, include_usage: bool) -> bytes:
+        """Return the lines of a part of the text; the last one is left to `end`."""
+        deltas = self._deltas_of(part.text, part.finish is not None)
+        return b"".join(to_line({**self._first(delta), "done": False}) for delta in deltas)
 
     def end(self, outputs: Iterable[RequestOutput], include_usage: bool) -> bytes:
         """Return the last line: why the text ended, numbers of tokens, and times."""

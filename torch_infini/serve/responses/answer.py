@@ -60,14 +60,13 @@ class ResponsesAnswer(Answer):
             pass
         return self._finished(outputs)
 
-    def chunks(self, part: ChoiceDelta, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """Yield the events of a part of the text; the response's end is left to `end`."""
-        if part.is_first:
-            yield {"type": "response.created", "response": self._response}
-            yield {"type": "response.in_progress", "response": self._response}
-        yield from self._read(part.text, part.finish is not None)
+    def events(self, part: ChoiceDelta, include_usage: bool) -> bytes:
+        """Return the events of a part of the text; the response's end is left to `end`."""
+        begins = ("response.created", "response.in_progress") if part.is_first else ()
+        first = [self._event({"type": name, "response": self._response}) for name in begins]
+        return b"".join([*first, *map(self._event, self._read(part.text, part.finish is not None))])
 
-    def event(self, chunk: dict[str, Any]) -> bytes:
+    def _event(self, chunk: dict[str, Any]) -> bytes:
         numbered = {"type": chunk["type"], "sequence_number": self._sent, **chunk}
         self._sent += 1
         return b"event: " + chunk["type"].encode() + b"\ndata: " + to_json(numbered) + b"\n\n"
@@ -78,13 +77,13 @@ class ResponsesAnswer(Answer):
         last = list(self._writer.end(self._status(outputs[0].outputs[0])))
         response = self._finished(outputs)
         last.append({"type": f"response.{response['status']}", "response": response})
-        return b"".join(map(self.event, last))
+        return b"".join(map(self._event, last))
 
     def failure(self, error: ApiError) -> bytes:
         body = error.body()["error"]
         failed = {"code": "server_error", "message": body["message"]}
         response = {**self._response, "status": "failed", "error": failed}
-        return self.event({"type": "response.failed", "response": response})
+        return self._event({"type": "response.failed", "response": response})
 
     def _read(self, text: str, is_last: bool) -> Iterator[dict[str, Any]]:
         events = self._parser.feed(text)
