@@ -257,6 +257,14 @@ def test_steps(measured: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_serving(measured: Any, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    positive = "generate_tokens_per_s streams_tokens_per_s served_tokens_per_s ratio ttft_ms itl_ms"
+    rows = measured(tmp_path / "serving.csv", "serving.py --quick --threads 1", positive)
+    assert values(rows, "shape", "clients", "threads") == [("tiny", "4", "1")]
+
+
+@pytest.mark.full
 def test_step_profile(measured: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     command = "step_profile.py --shape tiny --weights dense --weights int4 --batch 1,2 --steps 4 --folder"
