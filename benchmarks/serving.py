@@ -37,7 +37,7 @@ from torch_infini.testing.llama import SHAPES, saved_llama
 
 FOLDER = harness.HERE.parent / "build" / "serving"
 PROMPT, OUTPUT = 16, 64
-CASES = [("160M", 16), ("160M", 32), ("1.1B", 32)]
+CASES = [("tiny", 16), ("160M", 16), ("160M", 32), ("1.1B", 32)]
 QUICK = [("tiny", 4)]
 Figures = dict[str, float]
 
