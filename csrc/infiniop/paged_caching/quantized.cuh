@@ -21,7 +21,7 @@ struct QuantizedCaches {
 // Source: slices(is_k) is the number of slices of a row; read(is_k, head, token, i, vectors) reads slice i and returns
 // its Slice.
 template <typename T, typename Source>
-__global__ void __launch_bounds__(kQuantizeWarps *cuda::kWarp)
+__global__ void __launch_bounds__(kQuantizeWarps *cuda::kWarp, 4) // else 80 registers, and for sm_100 a spill
     quantize_heads(const __grid_constant__ QuantizedCaches a, const __grid_constant__ Source source) {
     cuda::grid_dependency_sync();
     INFINI_SHARED(tile, Tile);
