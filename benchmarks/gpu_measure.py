@@ -203,7 +203,7 @@ def look_at_machine(quick: bool) -> Machine:
     size = (1 << 22) if quick else (1 << 30)
     x, y = (torch.empty(size, dtype=torch.uint8, device=DEVICE) for _ in range(2))
     x.random_(0, 255)
-    copy = lambda: y.copy_(x)  # not captured: a graph's copies between buffers reach two thirds of the bandwidth
+    copy = lambda: y.copy_(x)  # not captured: in a graph it came out at two thirds of what others measured
     copy()
     best = min(seconds_of(copy) for _ in range(10))
     if not GPU:

@@ -1,4 +1,5 @@
-// cuBLAS emulated: the functions that csrc/infiniop/gemm/cublas_functions.h names, by the documented rules, in plain loops.
+// cuBLAS emulated: the functions that csrc/infiniop/gemm/cublas_functions.h names, by the documented rules, in plain
+// loops.
 // Matrices are column-major. A sum is added in the order of k in one accumulator, the least exact order that cuBLAS may
 // use: floats in float, half types as tensor cores add (tensor_cores.h), int8 in int32.
 #include <cstdint>

@@ -70,7 +70,8 @@ __device__ __forceinline__ void let_next_launch() {
 // Both, for kernels that leave most of the GPU free. After the wait, not before it: the next kernel's blocks would else
 // be placed while the kernel before this one still fills the multiprocessors, on those that have room, and run there
 // two and three together while others idle. A kernel that fills the GPU lets the next one launch when its main loop is
-// over, for the same reason: on an H100 a product of 4096 x 4096 behind another took 15 us instead of 8.5.
+// over, for the same reason: on an H100 a product of 4096 x 4096 behind another took 15 us instead of 8.5
+// (timed by hand: 100 calls in a graph, with and without early launch).
 __device__ __forceinline__ void grid_dependency_sync() {
     grid_dependency_wait();
     let_next_launch();
