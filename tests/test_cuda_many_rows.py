@@ -39,16 +39,19 @@ def workspace_of(call: Callable[[], Any]) -> int:
 def test_where_cublas_begins(name: str) -> None:
     """A workspace for cuBLAS is needed from that number of rows on, and only where it multiplies."""
     if name == "scaled_mm_int8":
-        a, b, a_scale, *rest = inputs_mm(torch.bfloat16, CUBLAS_ROWS_FROM, 48, 64)
+        first = 64
+        a, b, a_scale, *rest = inputs_mm(torch.bfloat16, first, 48, 64)
         a, b, a_scale, *rest = here(a, b, a_scale, *rest)
         call = lambda rows: OP_INFOS[name].op(a[:rows], b, a_scale[:rows], *rest)  # noqa: E731
     else:
         make = inputs_int4 if "int4" in name else inputs_int8
-        x, *given = here(*make(torch.bfloat16, CUBLAS_ROWS_FROM, k=64, n=48))
-        op = OP_INFOS["linear_int4" if "int4" in name else "linear_int8"].op
+        of = "linear_int4" if "int4" in name else "linear_int8"
+        first = 64 if "x quantized" in name else CUBLAS_ROWS_FROM[of]
+        x, *given = here(*make(torch.bfloat16, first, k=64, n=48))
+        op = OP_INFOS[of].op
         call = lambda rows: op(x[:rows], *given, quantize_x="x quantized" in name)  # noqa: E731
-    assert workspace_of(lambda: call(CUBLAS_ROWS_FROM - 1)) < 2**20
-    most = workspace_of(lambda: call(CUBLAS_ROWS_FROM))
+    assert workspace_of(lambda: call(first - 1)) < 2**20
+    most = workspace_of(lambda: call(first))
     if name == "int4, x quantized":
         assert most < 2**20
     else:
@@ -56,7 +59,7 @@ def test_where_cublas_begins(name: str) -> None:
 
 
 @by_dtype
-@pytest.mark.parametrize("rows", [63, 64, 65, 200])
+@pytest.mark.parametrize("rows", [33, 63, 64, 65, 128, 129, 200])
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 def test_odd_sizes(dtype: torch.dtype, rows: int, bias: bool) -> None:
     for k, n in ((1, 1), (7, 67), (333, 1), (333, 67), (640, 64)):
@@ -79,7 +82,7 @@ def test_sums_of_integers_have_the_bits_of_few_rows(dtype: torch.dtype, n: int, 
     a, b, a_scale, b_scale, bias, _ = here(*inputs_mm(dtype, 200, n, k))
     parts = zip(a.split(25), a_scale.split(25), strict=True)
     mm_alone = torch.cat([mm(part, b, scale, b_scale, bias, dtype) for part, scale in parts])
-    for rows in (64, 65, 200):
+    for rows in (64, 65, 128, 129, 200):
         assert torch.equal(op(x[:rows], weight, *rest, True), alone[:rows]), rows
         assert torch.equal(mm(a[:rows], b, a_scale[:rows], b_scale, bias, dtype), mm_alone[:rows]), rows
 

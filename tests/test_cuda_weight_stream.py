@@ -19,6 +19,7 @@ DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 
 HALVES = (torch.bfloat16, torch.float16)
+MANY = 7000 if DEVICE == "cuda" else 900  # rows of a weight, for more tiles than run at once
 QUANTIZE_X = pytest.mark.parametrize("quantize_x", [False, True], ids=["", "x quantized"])
 FORMATS = pytest.mark.parametrize(("name", "make"), [("linear_int8", inputs_int8), ("linear_int4", inputs_int4)])
 
@@ -99,6 +100,32 @@ def test_columns_beside_others(name: str, make: Callable[..., Any], dtype: torch
         OP_INFOS[name].out(x, weight[:n], *[values[:n] for values in scales], bias[:n], quantize_x, out=out)
         assert torch.equal(out, everything[:, :n]), n
         assert (wide[:, :8] == 99).all() and (wide[:, 8 + n :] == 99).all(), n
+
+
+@QUANTIZE_X
+@FORMATS
+@pytest.mark.parametrize("rows", [1, 8, 9])
+def test_tiles_that_follow_one_another(name: str, make: Callable[..., Any], rows: int, quantize_x: bool) -> None:
+    """With more tiles than are computed at once, a block's next one has the bits of one computed alone."""
+    for k in (128, 2176, 4096):  # the first is shorter than the warps' turns: most have no stage
+        x, weight, *scales, bias = on_device(make(torch.bfloat16, rows, k=k, n=MANY, bias=True))
+        op = OP_INFOS[name].op
+        everything = op(x, weight, *scales, bias, quantize_x)
+        for first in (0, MANY // 2 + 1, MANY - 18):
+            part = slice(first, first + 18)
+            alone = op(x, weight[part], *[values[part] for values in scales], bias[part], quantize_x)
+            assert torch.equal(everything[:, part], alone), (k, first)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_tiles_of_several_weights(rows: int) -> None:
+    """A block's next tile is of another weight, which may be unaligned."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 1160, generator=generator).bfloat16().to(DEVICE)
+    weights = [torch.randn(n, 1160, generator=generator).bfloat16() for n in (MANY, 5, MANY // 2)]
+    weights = [weights[0].to(DEVICE), weights[1].to(DEVICE), apart(weights[2], 1, 3)]
+    fused = torch.ops.infini.fused_linear(x, *weights)
+    assert torch.equal(fused, torch.cat([torch.ops.infini.linear(x, w) for w in weights], -1))
 
 
 @QUANTIZE_X

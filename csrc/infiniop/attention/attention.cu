@@ -5,17 +5,11 @@
 #include <cmath>
 
 #include "core_kernel.cuh"
+#include "cuda/multiprocessors.cuh"
 #include "kernels.cuh"
 
 namespace infini::attention::nvidia {
 namespace {
-
-int64_t multiprocessors(const ExecutionContext &context) {
-    int count = 0;
-    cuda::check_cuda("cudaDeviceGetAttribute",
-                     cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, context.device_id));
-    return count;
-}
 
 int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -40,7 +34,7 @@ struct Sizes {
         window = a.window > 0 ? a.window : INT64_MAX;
         splits = {1, 1};
         if (row_limit > 0) {
-            splits = plan_splits(window < keys ? window : keys, kv_heads, multiprocessors(context));
+            splits = plan_splits(window < keys ? window : keys, kv_heads, cuda::multiprocessors(context));
             // With a window, all rows of a sequence together see a few more keys than one row: less than a split.
             static_assert(kSplitRows <= kMinSplitKeys && kSplitRowsOfMany <= kMinSplitKeys);
             const int64_t most_queries = many ? kSplitRowsOfMany : queries;

@@ -19,6 +19,8 @@ constexpr int kColumns = 4, kRows = 4; // per thread
 template <typename Sum, typename T> struct Problem {
     const Sum *sums;
     int64_t pitch; // row stride of the sums
+    int parts;     // arrays of sums, which are added
+    int64_t part_pitch;
     T *y;
     cuda::RowStrides<1> rows; // of y
     int64_t n;
@@ -60,6 +62,26 @@ __global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ P
         sums[r] = cuda::load_packed32<Sum, kColumns>(a.sums + (first + r) * a.pitch + column,
                                                      a.sums_whole && in_row == kColumns, in_row);
     }
+#pragma unroll 1
+    for (int part = 1; part < a.parts; ++part) {
+        cuda::Packed32<Sum, kColumns> more[kRows];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const int in_row = first + r < a.rows.count ? count : 0;
+            more[r] = cuda::load_packed32<Sum, kColumns>(a.sums + part * a.part_pitch + (first + r) * a.pitch + column,
+                                                         a.sums_whole && in_row == kColumns, in_row);
+        }
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+            const auto added = cuda::bit_cast<cuda::Vector<Sum, kColumns>>(more[r]);
+            auto held = cuda::bit_cast<cuda::Vector<Sum, kColumns>>(sums[r]);
+#pragma unroll
+            for (int i = 0; i < kColumns; ++i) {
+                held.values[i] += added.values[i];
+            }
+            sums[r] = cuda::bit_cast<cuda::Packed32<Sum, kColumns>>(held);
+        }
+    }
     float scales[kColumns] = {1, 1, 1, 1}, bias[kColumns] = {};
     const bool adds_bias = a.bias.data != nullptr;
     if (a.column_scales.data != nullptr) {
@@ -99,8 +121,11 @@ FloatVector numbers(const TensorView &vector) {
 
 template <typename Sum, typename T> void launch(const ExecutionContext &context, const ScaledSums &args) {
     const TensorView *const views[] = {&args.y};
+    const int rows = args.sums.ndim - 2; // the dimension of rows
     Problem<Sum, T> problem{args.sums.as<const Sum>(),
-                            args.sums.size(0) > 1 ? args.sums.stride(0) : args.sums.size(1),
+                            args.sums.size(rows) > 1 ? args.sums.stride(rows) : args.sums.size(rows + 1),
+                            rows == 1 ? static_cast<int>(args.sums.size(0)) : 1,
+                            args.sums.stride(0),
                             args.y.as<T>(),
                             cuda::RowStrides<1>(views),
                             args.y.size(-1),

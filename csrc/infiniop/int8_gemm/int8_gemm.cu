@@ -1,9 +1,10 @@
 // The CUDA kernel of int8_gemm: few rows by weight_stream.cuh with the weights transposed, many by cuBLAS. Sums are
 // exact in int32 either way.
-// Limit: memory bandwidth of the weights up to 16 rows of x. More rows read the weights again for every 32, until
-// many_rows.h takes them. Weights that are not column-major are always read byte by byte.
+// Limit: memory bandwidth of the weights up to 16 rows of x. More rows are multiplied in tiles, until many_rows.h takes
+// them. Weights that are not column-major are always read byte by byte.
 #include "int8_gemm.h"
 #include "linear/weight_stream.cuh"
+#include "linear/weight_tiles.cuh"
 
 namespace infini::int8_gemm {
 
@@ -11,7 +12,7 @@ namespace {
 
 size_t workspace_on_cuda(const ExecutionContext &, const Args &args) {
     const many_rows::Problem many = many_rows_problem(args);
-    return many_rows::takes(many) ? many_rows::workspace_size(many) : 0;
+    return many_rows::workspace_of(many);
 }
 
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
@@ -24,6 +25,10 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
     problem.weight[0].scales = weight_stream::FloatVector(args.weights_scale, args.weights_scale.stride(0));
     problem.weight[0].bias = weight_stream::FloatVector(args.bias, args.bias.ndim > 0 ? args.bias.stride(0) : 0);
     problem.row_scales = weight_stream::FloatVector(args.x_scale, args.x_scale.stride(0));
+    if (weight_tiles::takes<weight_stream::Int8ByInt8>(problem)) {
+        const gemm::ScaledSums epilogue{{}, many.y, many.row_scales, many.column_scales, many.bias};
+        return weight_tiles::multiply<weight_stream::Int8ByInt8>(context, problem, epilogue, many.workspace);
+    }
     weight_stream::multiply<weight_stream::Int8ByInt8, weight_stream::kInt8Tiles>(context, problem);
 }
 

@@ -61,12 +61,12 @@ __device__ __forceinline__ void read_weights(const Problem<float> &a, const Weig
 template <int kBits, int kRows>
 __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2) stream_floats(const __grid_constant__ Problem<float> a) {
     cuda::grid_dependency_wait();
-    constexpr int kOwn = kBlockRows / kWarps;
+    constexpr int kOwn = kBandRows / kWarps;
     const int lane = threadIdx.x, warp = threadIdx.y;
-    const uint32_t block = a.x_tiles.quotient(blockIdx.x);
-    const int64_t first_m = static_cast<int64_t>(blockIdx.x - block * a.x_tiles.divisor) * kRows;
-    const Weight &w = a.weight[weight_of(a, block)];
-    const int64_t first_row = (block - w.first_block) * kBlockRows + warp * kOwn;
+    const uint32_t tile = a.x_tiles.quotient(blockIdx.x);
+    const int64_t first_m = static_cast<int64_t>(blockIdx.x - tile * a.x_tiles.divisor) * kRows;
+    const Weight &w = a.weight[weight_of(a, tile)];
+    const int64_t first_row = (tile - w.first_tile) * kBandRows + warp * kOwn;
     if (first_row >= w.n) {
         return;
     }
@@ -114,8 +114,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2) stream_floats(const __
 
 template <int kBits> void multiply_floats(const ExecutionContext &context, Problem<float> a) {
     const bool one = a.m == 1;
-    const int64_t rows = one ? 1 : kFloatRows;
-    const unsigned grid = a.share((a.m + rows - 1) / rows);
+    const unsigned grid = a.cut(one ? 1 : kFloatRows, kBandRows);
     cuda::launch(context, one ? stream_floats<kBits, 1> : stream_floats<kBits, kFloatRows>, grid,
                  dim3(cuda::kWarp, kWarps), 0, a);
 }

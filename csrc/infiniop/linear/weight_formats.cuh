@@ -28,9 +28,10 @@ __device__ __forceinline__ void read_step(Read &low, Read &high, const unsigned 
 template <typename T> struct Dense {
     using X = T;
     using Sum = float;
+    using Part = Sum;
     static constexpr int kElementBytes = 2, kBits = 16, kLane = 8, kXRegisters = 4, kReadBytes = 16,
                          kMaxWeights = weight_stream::kMaxWeights;
-    static constexpr bool kGrouped = false;
+    static constexpr bool kGrouped = false, kZeros = false;
     static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
 
     template <int kTiles>
@@ -53,8 +54,9 @@ template <typename T> struct Dense {
 template <typename T> struct Int8 {
     using X = T;
     using Sum = float;
+    using Part = Sum;
     static constexpr int kElementBytes = 1, kBits = 8, kLane = 16, kXRegisters = 8, kReadBytes = 16, kMaxWeights = 1;
-    static constexpr bool kGrouped = false;
+    static constexpr bool kGrouped = false, kZeros = false;
     static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
 
     template <int kTiles>
@@ -79,8 +81,9 @@ template <typename T> struct Int8 {
 struct Int8ByInt8 {
     using X = int8_t;
     using Sum = int32_t;
+    using Part = Sum;
     static constexpr int kElementBytes = 1, kBits = 8, kLane = 16, kXRegisters = 4, kReadBytes = 16, kMaxWeights = 1;
-    static constexpr bool kGrouped = false;
+    static constexpr bool kGrouped = false, kZeros = false;
     static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
 
     template <int kTiles>
@@ -101,25 +104,27 @@ struct Int8ByInt8 {
 
 // ---- int4: a step has 32 elements, all of one group; a product counts kUnit times a product with q - 8 ----
 
-// The sums within a group before scaling: products with q - 8 and, if there are zeros, the sum of x itself as products
-// with ones. These take 16 instructions per stage; additions by the lanes would take 130 for 8 rows of x.
-template <typename Part, int kTiles> struct GroupSums {
-    Part products[kTiles][4] = {}, of_x[kTiles][4] = {};
-};
-
-// sums += scale * products + zero * the sum of x.
-template <typename F, int kTiles>
-__device__ __forceinline__ void add_group(float (&sums)[kTiles][4], const GroupSums<typename F::Part, kTiles> &group,
-                                          const GroupScales &scales) {
+// sums += scale * products + zero * the sum of x, for a band and a group. The sum of x comes from products with ones,
+// of which all rows are equal: these take 16 instructions per stage; additions by the lanes would take 130 for 8 rows.
+template <typename F, int kTiles, int kOfX>
+__device__ __forceinline__ void add_group(float (&sums)[kTiles][4], const typename F::Part (&products)[kTiles][4],
+                                          const typename F::Part (&of_x)[kTiles][kOfX], const GroupScales &scales) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            sums[i][e] += scales.scale[e / 2] * F::kUnit * static_cast<float>(group.products[i][e]);
+            sums[i][e] += scales.scale[e / 2] * F::kUnit * static_cast<float>(products[i][e]);
             if constexpr (F::kZeros) {
-                sums[i][e] += scales.zero[e / 2] * static_cast<float>(group.of_x[i][e]);
+                sums[i][e] += scales.zero[e / 2] * static_cast<float>(of_x[i][e % 2]);
             }
         }
+    }
+}
+
+template <typename T, int kX> __device__ __forceinline__ void clear(T (&sums)[kX][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kX; ++i) {
+        sums[i / 4][i % 4] = 0;
     }
 }
 
@@ -145,9 +150,7 @@ template <typename T, bool kHasZeros = true> struct Int4 {
     template <int kTiles>
     static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
                                                     const uint32_t (&x)[kTiles][kXRegisters],
-                                                    GroupSums<Part, kTiles> &sums) {
-        constexpr uint32_t kOne = std::is_same_v<T, bf16> ? 0x3f803f80u : 0x3c003c00u;
-        constexpr uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
+                                                    Part (&products)[kTiles][4]) {
         uint32_t words[2], low[4], high[4];
         read_step<Int4>(words[0], words[1], slot, part, step);
         cuda::int4x8_to_half2<T>(low, words[0]);
@@ -157,12 +160,16 @@ template <typename T, bool kHasZeros = true> struct Int4 {
             const uint32_t a[4] = {low[p], high[p], low[p + 1], high[p + 1]};
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) {
-                cuda::mma<T>(sums.products[i], a, x[i][p], x[i][p + 1]);
-                if constexpr (kZeros) {
-                    cuda::mma<T>(sums.of_x[i], kOnes, x[i][p], x[i][p + 1]);
-                }
+                cuda::mma<T>(products[i], a, x[i][p], x[i][p + 1]);
             }
         }
+    }
+
+    static __device__ __forceinline__ void add_x(const uint32_t (&x)[kXRegisters], Part (&of_x)[4]) {
+        constexpr uint32_t kOne = std::is_same_v<T, bf16> ? 0x3f803f80u : 0x3c003c00u;
+        constexpr uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
+        cuda::mma<T>(of_x, kOnes, x[0], x[1]);
+        cuda::mma<T>(of_x, kOnes, x[2], x[3]);
     }
 };
 
@@ -186,8 +193,7 @@ template <bool kHasZeros = true> struct Int4ByInt8Format {
     template <int kTiles>
     static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
                                                     const uint32_t (&x)[kTiles][kXRegisters],
-                                                    GroupSums<Part, kTiles> &sums) {
-        constexpr uint32_t kOnes[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+                                                    Part (&products)[kTiles][4]) {
         constexpr uint32_t kUpper = 0xf0f0f0f0u, kEight = 0x80808080u;
         uint32_t low, high;
         read_step<Int4ByInt8Format>(low, high, slot, part, step);
@@ -195,11 +201,13 @@ template <bool kHasZeros = true> struct Int4ByInt8Format {
                                cuda::and_xor(low, kUpper, kEight), cuda::and_xor(high, kUpper, kEight)};
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
-            cuda::mma(sums.products[i], a, x[i][0], x[i][1]);
-            if constexpr (kZeros) {
-                cuda::mma(sums.of_x[i], kOnes, x[i][0], x[i][1]);
-            }
+            cuda::mma(products[i], a, x[i][0], x[i][1]);
         }
+    }
+
+    static __device__ __forceinline__ void add_x(const uint32_t (&x)[kXRegisters], Part (&of_x)[4]) {
+        constexpr uint32_t kOnes[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+        cuda::mma(of_x, kOnes, x[0], x[1]);
     }
 };
 using Int4ByInt8 = Int4ByInt8Format<>;

@@ -1,6 +1,6 @@
-// Stages of weight_stream.cuh: copies 128 bytes of each of a block's 16 rows of the weight to a slot of shared memory,
-// followed by the scales and zeros of their groups; and loads the matching part of x. If addresses are aligned and a
-// stage is whole, nothing is checked.
+// Stages of weight_stream.cuh: copies 128 bytes of each of the 16 rows of a band of the weight to a slot of shared
+// memory, followed by the scales and zeros of their groups; and loads the matching part of x. If addresses are aligned
+// and a stage is whole, nothing is checked.
 #pragma once
 
 #include "cuda/async_copy.cuh"
@@ -10,7 +10,6 @@
 
 namespace infini::weight_stream {
 
-constexpr int kStages = 4;                // per warp, in flight or in use
 constexpr int kStageBytes = 128;          // per row of the weight
 constexpr int kChunks = kStageBytes / 16; // 16-byte chunks per row
 
@@ -29,7 +28,7 @@ template <typename F> __device__ __forceinline__ int place_below(int first, int 
     return (F::kReadBytes == 4 || i % 2 == 0 ? first : first ^ 2 * 16) + i * 4 * kPitch<F>;
 }
 
-// The layout of a stage's scales and zeros in its slot: [scales, zeros][kBlockRows][pitch bytes], of their dtype.
+// The layout of a stage's scales and zeros in its slot: [scales, zeros][kBandRows][pitch bytes], of their dtype.
 struct GroupSlots {
     infiniDtype_t dtype = INFINI_DTYPE_INVALID;
     int value = 0;      // bytes per value
@@ -41,7 +40,7 @@ struct GroupSlots {
 template <typename F> struct Stage {
     static constexpr int kElements = kStageBytes * 8 / F::kBits; // elements of k
     static constexpr int kSteps = kElements / (4 * F::kLane);
-    static constexpr int kWeightBytes = kBlockRows * kPitch<F>;
+    static constexpr int kWeightBytes = kBandRows * kPitch<F>;
 
     template <typename X> static GroupSlots groups(const Problem<X> &a) {
         GroupSlots slots;
@@ -61,7 +60,7 @@ template <typename F> struct Stage {
     }
     static int slot_bytes(const GroupSlots &slots) { // rounded up to multiples of 16
         if constexpr (F::kGrouped) {
-            return kWeightBytes + (F::kZeros ? 2 : 1) * kBlockRows * slots.pitch;
+            return kWeightBytes + (F::kZeros ? 2 : 1) * kBandRows * slots.pitch;
         }
         return kWeightBytes;
     }
@@ -93,14 +92,18 @@ __device__ __forceinline__ cuda::Vector<uint32_t, 4> read_chunk(const Weight &w,
 // A lane's share of the copies of a stage: one chunk of every fourth row.
 template <typename F> class WeightCopies {
 public:
-    __device__ __forceinline__ WeightCopies(const Weight &w, int64_t first_row, int lane)
-        : row_(lane / kChunks), chunk_(lane % kChunks), to_(place<F>(row_, chunk_)),
-          from_(w.data + (first_row + row_) * w.row + chunk_ * 16) {
+    __device__ __forceinline__ explicit WeightCopies(int lane)
+        : row_(lane / kChunks), chunk_(lane % kChunks), to_(place<F>(row_, chunk_)) {
         cuda::keep_in_register(to_);
+    }
+
+    // Turns to the band from row first_row of the weight on.
+    __device__ __forceinline__ void move_to(const Weight &w, int64_t first_row) {
+        from_ = w.data + (first_row + row_) * w.row + chunk_ * 16;
         cuda::keep_in_register(from_);
     }
 
-    // Starts the copies of a whole stage, for a block that has all its rows.
+    // Starts the copies of a whole stage of a band that has all its rows.
     __device__ __forceinline__ void start(const Weight &w, int stage, unsigned char *slot) const {
         const unsigned char *const from = from_ + static_cast<int64_t>(stage) * kStageBytes;
 #pragma unroll
@@ -129,31 +132,33 @@ public:
     }
 
 private:
-    static constexpr int kRowStep = 32 / kChunks, kCopies = kBlockRows / kRowStep;
+    static constexpr int kRowStep = 32 / kChunks, kCopies = kBandRows / kRowStep;
     static_assert(kRowStep == 4);
     const int row_, chunk_;
     int to_;
-    const unsigned char *from_;
+    const unsigned char *from_ = nullptr;
 };
 
 // ---- scales and zeros of groups ----
 
-// A lane's share of the copies of scales or zeros, for one row.
+// A lane's share of the copies of scales or zeros: those of one row.
 class GroupCopies {
 public:
+    __device__ __forceinline__ explicit GroupCopies(int lane) : lane_(lane) {}
+
+    // Turns to the band from row first_row of the weight on.
     template <typename X>
-    __device__ __forceinline__ GroupCopies(const Problem<X> &a, const Weight &w, const GroupSlots &slots,
-                                           int64_t first_row, int lane)
-        : lane_(lane) {
-        const FloatVector &numbers = lane < kBlockRows ? a.scales : a.zeros;
-        const int64_t row = first_row + lane % kBlockRows, last = w.n - 1;
+    __device__ __forceinline__ void move_to(const Problem<X> &a, const Weight &w, const GroupSlots &slots,
+                                            int64_t first_row) {
+        const FloatVector &numbers = lane_ < kBandRows ? a.scales : a.zeros;
+        const int64_t row = first_row + lane_ % kBandRows, last = w.n - 1;
         from_ =
             static_cast<const unsigned char *>(numbers.data) + (row < last ? row : last) * numbers.stride * slots.value;
     }
 
     // Starts the copies of a whole stage if they are aligned; `slot` points to its scales.
     __device__ __forceinline__ void start(const GroupSlots &slots, bool zeros, int stage, unsigned char *slot) const {
-        if (lane_ >= kBlockRows && !zeros) {
+        if (lane_ >= kBandRows && !zeros) {
             return;
         }
         const unsigned char *const from = from_ + static_cast<int64_t>(stage) * slots.pitch;
@@ -173,7 +178,7 @@ public:
     // The same for any stage: two bytes at a time, with zeros beyond the last group.
     __device__ __forceinline__ void start_any(const GroupSlots &slots, bool zeros, int stage,
                                               unsigned char *slot) const {
-        if (lane_ >= kBlockRows && !zeros) {
+        if (lane_ >= kBandRows && !zeros) {
             return;
         }
         const int first = stage * slots.pitch;
@@ -186,7 +191,7 @@ public:
 
 private:
     const int lane_;
-    const unsigned char *from_;
+    const unsigned char *from_ = nullptr;
 };
 
 // The scales of a lane's two rows of the weight.
@@ -200,7 +205,7 @@ __device__ __forceinline__ GroupScales read_scales(const unsigned char *at, int 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         scales.scale[i] = cuda::widen(*reinterpret_cast<const T *>(at + i * 8 * pitch));
-        scales.zero[i] = kZeros ? cuda::widen(*reinterpret_cast<const T *>(at + (kBlockRows + i * 8) * pitch)) : 0.0f;
+        scales.zero[i] = kZeros ? cuda::widen(*reinterpret_cast<const T *>(at + (kBandRows + i * 8) * pitch)) : 0.0f;
     }
     return scales;
 }

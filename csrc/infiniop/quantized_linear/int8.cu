@@ -1,6 +1,7 @@
-// The CUDA kernel of linear_int8 with unquantized x: few rows by weight_stream.cuh, many by cuBLAS.
-// Limit: memory bandwidth of the weight's bytes up to 16 rows. More rows read the weight again for every 32 (float32 x:
-// for every 4), from L2 where it fits, until many_rows.h takes them.
+// The CUDA kernel of linear_int8 with unquantized x: few rows by weight_stream.cuh, more by
+// weight_tiles.cuh, many by cuBLAS.
+// Limit: memory bandwidth of the weight's bytes up to 16 rows. More are multiplied in tiles (weight_tiles.cuh), or if
+// unaligned read the weight again for every 32 (float32 x: for every 4), until many_rows.h takes them.
 // SASS: stream: LDGSTS.E.BYPASS.128.ZFILL
 #include "linear/weight_stream.cuh"
 #include "quantized_problem.cuh"
@@ -17,7 +18,7 @@ void run_int8_on_cuda(const ExecutionContext &context, const Args &args) {
     cuda::with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) == 2) {
-            weight_stream::multiply<weight_stream::Int8<T>, kMaxTiles>(context, problem_of<T>(args, args.x));
+            multiply_few_rows<weight_stream::Int8<T>>(context, problem_of<T>(args, args.x), many);
         } else if constexpr (sizeof(T) == 4) {
             weight_stream::multiply_floats<8>(context, problem_of<T>(args, args.x));
         }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "gemm/gemm.h"
+#include "linear/weight_tiles.h"
 #include "status.h"
 #include "unpack.h"
 
@@ -63,10 +64,15 @@ int64_t slice_bytes() {
     return bytes;
 }
 
+int64_t cublas_rows_from(const Problem &problem) {
+    const bool tiles = size_of(problem.x.dtype) == 2;
+    return tiles ? (problem.weight.dtype == INFINI_DTYPE_I8 ? 129 : 65) : 64;
+}
+
 bool takes(const Problem &problem) {
     const TensorView &x = problem.x, &weight = problem.weight;
     const int64_t n = weight.size(0);
-    if (n == 0 || x.size(-1) == 0 || problem.y.numel() / n < kCublasRowsFrom) {
+    if (n == 0 || x.size(-1) == 0 || problem.y.numel() / n < cublas_rows_from(problem)) {
         return false;
     }
     if (x.dtype != INFINI_DTYPE_I8) {
@@ -104,6 +110,15 @@ Plan::Plan(const Problem &problem)
 
 size_t workspace_size(const Problem &problem) {
     return static_cast<size_t>(Plan(problem).bytes);
+}
+
+size_t workspace_of(const Problem &problem) {
+    if (takes(problem)) {
+        return workspace_size(problem);
+    }
+    const int64_t n = problem.weight.size(0), m = n > 0 ? problem.y.numel() / n : 0;
+    const bool tiles = problem.x.dtype != INFINI_DTYPE_F32 && weight_tiles::fits(m, n, problem.weight.size(1));
+    return tiles ? weight_tiles::workspace_bytes(m, n, problem.weight.size(1)) : 0;
 }
 
 } // namespace infini::many_rows

@@ -1,6 +1,6 @@
 // Many rows of x by quantized weights on CUDA, for linear_int8, linear_int4 and int8_gemm: the weight is unpacked to a
 // dense one in a workspace, slice by slice of its rows, and cuBLAS multiplies. For fewer rows the weight is streamed
-// (linear/weight_stream.cuh).
+// (linear/weight_stream.cuh), or unpacked on the way to the tensor cores (linear/weight_tiles.cuh).
 //
 // Rounding:
 // * int8 weights are exact in every dtype of x. cuBLAS leaves the sums in float32, and gemm/scale_sums.cu multiplies
@@ -12,7 +12,7 @@
 //   scale + zero, rounded once to the dtype of x, with 1/50 of the error of its rounding to 4 bits. cuBLAS writes y
 //   directly if there is no bias and y's rows are evenly spaced. In float16 a weight must be in range.
 // * int8 x by int8 weights gives exact sums in int32, and so the bits of few rows.
-// int8 x by int4 weights is always streamed: an exact sum spans a group of 32 to 128 elements, and writing and reading
+// int8 x by int4 weights never comes here: an exact sum spans a group of 32 to 128 elements, and writing and reading
 // it (8 bytes) would take 10 to 40 times as long as its products.
 #pragma once
 
@@ -23,11 +23,12 @@
 
 namespace infini::many_rows {
 
-// cuBLAS is used from this many rows of x on. On paper, in picoseconds per weight on an H200 (a copy moves 4.3 TB/s,
-// cuBLAS does 750 TFLOP/s in bfloat16): streaming, at 60 to 90 TFLOP/s, takes 0.7 to 1.1 for each 32 rows. Unpacking
-// int8 takes 0.7 (1 byte to 2; int4 0.6) and the product 0.5 (2 bytes) up to 175 rows: 1.2 in all, plus some
-// microseconds for launches. So the two break even between 33 and 64 rows. To be measured.
-constexpr int64_t kCublasRowsFrom = 64;
+struct Problem;
+
+// cuBLAS is used from so many rows of x on. Measured on an H100, 4096 x 14336, x of bfloat16, in microseconds: tiles
+// (linear/weight_tiles.cuh) of int8 weights take 50 for 64 rows and 100 for 128, of int4 55 to 73 and 123 to 142; unpacking
+// and cuBLAS take 108 and 117, for int4 93 and 102. float32 x has no tiles, and int8 x by int8 weights is not unpacked.
+int64_t cublas_rows_from(const Problem &problem);
 
 // The most bytes of an unpacked slice of the weight, and of its sums: the slice stays in L2 (50 MB on an H200) until
 // cuBLAS has read it. INFINI_SLICE_BYTES, read at each call, overrides it. A slice has at least 64 rows, and a power of
@@ -77,6 +78,10 @@ struct Plan {
 
 // The bytes that run needs at problem.workspace, whatever the addresses.
 size_t workspace_size(const Problem &problem);
+
+// The bytes at problem.workspace for any number of rows: those of run, or where it does not take the problem those of
+// weight_tiles.h.
+size_t workspace_of(const Problem &problem);
 
 // Computes y. Call only if takes(problem). Defined in many_rows.cu.
 void run(const ExecutionContext &context, const Problem &problem);

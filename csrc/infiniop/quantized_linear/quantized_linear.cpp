@@ -178,8 +178,7 @@ many_rows::Problem many_rows_problem(const Args &args) {
 
 size_t cuda_workspace_bytes(const ExecutionContext &, const Args &args) {
     const many_rows::Problem problem = many_rows_problem(args);
-    return (args.quantize_x ? static_cast<size_t>(QuantizedX(args.x).bytes()) : 0) +
-           (many_rows::takes(problem) ? many_rows::workspace_size(problem) : 0);
+    return (args.quantize_x ? static_cast<size_t>(QuantizedX(args.x).bytes()) : 0) + many_rows::workspace_of(problem);
 }
 
 } // namespace infini::quantized_linear

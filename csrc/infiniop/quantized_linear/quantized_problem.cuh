@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear/weight_stream.cuh"
+#include "linear/weight_tiles.cuh"
 #include "quantized_linear.h"
 
 namespace infini::quantized_linear {
@@ -25,6 +26,18 @@ template <typename X> weight_stream::Problem<X> problem_of(const Args &args, con
         problem.group_shift = group == 32 ? 5 : group == 64 ? 6 : 7; // the op's rules allow no other
     }
     return problem;
+}
+
+// The product of few rows, where many_rows.h does not take it. many: many_rows_problem(args).
+template <typename F>
+void multiply_few_rows(const ExecutionContext &context, const weight_stream::Problem<typename F::X> &problem,
+                       const many_rows::Problem &many) {
+    if (weight_tiles::takes<F>(problem)) {
+        const gemm::ScaledSums epilogue{{}, many.y, many.row_scales, many.column_scales, many.bias};
+        weight_tiles::multiply<F>(context, problem, epilogue, many.workspace);
+    } else {
+        weight_stream::multiply<F, kMaxTiles>(context, problem);
+    }
 }
 
 } // namespace infini::quantized_linear

@@ -1,7 +1,6 @@
 // The CUDA kernels of linear_int8 and linear_int4 with quantized x: one kernel writes x as int8 with a scale per row to
-// the workspace; then exact integer products, few rows by weight_stream.cuh, many by cuBLAS in int8. Limit: memory
-// bandwidth of the weight's bytes up to 16 rows; more rows read it again for every 32; from kCublasRowsFrom on see
-// many_rows.h.
+// the workspace; then exact integer products, few rows by weight_stream.cuh, more by weight_tiles.cuh, many by int8
+// weights by cuBLAS. Limit: memory bandwidth of the weight's bytes up to 16 rows; for more see those files.
 #include "quantized_problem.cuh"
 #include "quantize/int8_rows.cuh"
 
@@ -33,7 +32,7 @@ template <typename Format> void multiply(const ExecutionContext &context, const 
     weight_stream::Problem<int8_t> problem = problem_of<int8_t>(args, x);
     problem.row_scales.data = scales;
     problem.row_scales.dtype = INFINI_DTYPE_F32;
-    weight_stream::multiply<Format, kMaxTiles>(context, problem);
+    multiply_few_rows<Format>(context, problem, many);
 }
 
 void run_int8_on_cuda(const ExecutionContext &context, const Args &args) {

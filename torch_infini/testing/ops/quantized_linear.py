@@ -64,14 +64,15 @@ def cost(call: Call) -> Cost:
     return Cost(bytes=nbytes(*read) + call.rows * n * call.x.element_size(), flops=2 * call.rows * call.x.shape[-1] * n)
 
 
-# cuBLAS multiplies from this many rows of x on: kCublasRowsFrom of csrc/infiniop/quantized_linear/many_rows.h, which
-# states what is rounded.
-CUBLAS_ROWS_FROM = 64
+# cuBLAS multiplies x of a half type from this many rows on, float32 from 64: cublas_rows_from of
+# csrc/infiniop/quantized_linear/many_rows.cpp. many_rows.h states what is rounded.
+CUBLAS_ROWS_FROM = {"linear_int8": 129, "linear_int4": 65}
 
 
 def same_bits(call: Call) -> bool:
     """Return whether sums on CUDA have our order, not cuBLAS's. Integer sums are exact in any order."""
-    return call.rows < CUBLAS_ROWS_FROM or call.quantize_x
+    half = CUBLAS_ROWS_FROM["linear_int8" if call.weight.dtype == torch.int8 else "linear_int4"]
+    return call.rows < (64 if call.x.dtype == torch.float32 else half) or call.quantize_x
 
 
 def cuda_slack(expected: Tensor, call: Call) -> Tensor:
