@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.infinilm_models import FAMILIES, GREEDY, NEW, PROMPTS, by_row, infini, loaded, saved
+from support.infinilm_models import FAMILIES, GREEDY, NEW, PROMPTS, by_row, greedy, infini, loaded, saved
 from torch_infini.compat import infinicore
 from torch_infini.compat.infinilm import modeling_utils
 from torch_infini.compat.infinilm.cache import PagedKVCacheConfig, StaticKVCacheConfig
@@ -20,7 +20,7 @@ from torch_infini.compat.infinilm.generation.utils import infini_to_numpy
 from torch_infini.compat.infinilm.infer_engine import GenerationConfig, InferEngine
 from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.compat.infinilm.models.llama import AutoLlamaModel
-from torch_infini.testing.checkpoints import SMALL
+from torch_infini.testing.checkpoints import SMALL, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -58,6 +58,20 @@ def test_generate(family: tuple[Path, list[list[int]]]) -> None:
     steps = engine.generate(torch.tensor(PROMPTS), GREEDY, paged_block_size=8)
     assert all(type(step) is Tensor and step.dtype == torch.int64 for step in steps)
     assert torch.stack(steps, 1).tolist() == expected
+
+
+def test_rotations_by_length(tmp_path: Path) -> None:
+    """Of a model with two (longrope): in one batch, prompts of either and one that crosses the original length."""
+    factors = {"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}
+    rope = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32, **factors}
+    model = random_model("llama", rope_parameters={"rope_theta": 1e4, **rope}, max_position_embeddings=128)
+    model.save_pretrained(tmp_path)
+    engine = loaded(tmp_path)
+    draw = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(2, 320, (length,), generator=draw).tolist() for length in (10, 29, 32, 33, 50)]
+    for cache in (StaticKVCacheConfig(5, 64), PagedKVCacheConfig(num_blocks=64, block_size=4)):
+        engine.reset_cache(cache)
+        assert by_row(engine.generate(prompts, GREEDY)) == [greedy(model, prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize("kind", ("infinicore", "torch"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,9 @@ def run(
     block_size: int = 16,
     shuffled: bool = True,
     cache_dtype: torch.dtype | None = None,
+    is_long: bool = False,
 ) -> list[Tensor]:
-    """Logits of all tokens of each prompt, computed up to the same places at a time."""
+    """Logits of all tokens of each prompt, computed up to the same places at a time; is_long as RotarySwitch's."""
     length = max(map(len, prompts))
     cache = model.new_cache(len(prompts) * -(-length // block_size), block_size, cache_dtype)
     logits: list[list[Tensor]] = [[] for _ in prompts]
@@ -65,6 +67,8 @@ def run(
         batch = batch_of(
             [part for _, part in mine], [min(start, len(p)) for p in prompts], length, block_size, shuffled
         )
+        if model.rotary_switch is not None:
+            batch = replace(batch, positions=model.rotary_switch.row(batch.positions, is_long))
         parts = model(batch, cache).split([len(part) for _, part in mine])
         for (i, _), part in zip(mine, parts, strict=True):
             logits[i].append(part)
@@ -488,20 +492,14 @@ ROPES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", ["llama", "mistral-no-window", "qwen2", "qwen3"])
 @pytest.mark.parametrize("name", ROPES)
 def test_rotary_embeddings(name: str, family: str, tmp_path: Path) -> None:
-    """As transformers', for prompts on both sides of the original length where the table depends on it.
-
-    Of longrope one table serves a model: the long one where it has more positions than the original ones, so that only
-    longer prompts are transformers' (torch_infini.nn.RotaryEmbedding says so).
-    """
+    """As transformers', for prompts on both sides of the original length where the table depends on it."""
     parameters = {"rope_theta": 10000.0, **ROPES[name]}
     theirs = random_model(family, rope_parameters=parameters, max_position_embeddings=256)
     theirs.save_pretrained(tmp_path)
     model = Llama.from_pretrained(tmp_path)
     for length in (40, 100):
-        if name == "longrope" and length <= 64:
-            continue
         tokens = torch.randint(320, (1, length), generator=torch.Generator().manual_seed(length)).tolist()
-        (mine,) = run(model, tokens, [])
+        (mine,) = run(model, tokens, [], is_long=length > 64)
         with torch.no_grad():
             expected = theirs(torch.tensor(tokens)).logits[0]
         near(mine, expected, theirs)

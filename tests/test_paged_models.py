@@ -305,14 +305,15 @@ def test_refused() -> None:
 
 
 def test_positions_end_where_the_rule_does(caplog: pytest.LogCaptureFixture) -> None:
-    """A rotation by the longest sequence, or chunks of attention, bound the sequences that are served."""
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
-    long = Family("Phi3", config={"rope_parameters": rope, "original_max_position_embeddings": 32})
-    llm = served(long.build())
+    """Chunks of attention bound the sequences that are served: the first one is all keys."""
+    model: Any = causal_types.build("llama4_text")
+    model.config.attention_chunk_size = 32
+    original = copy.deepcopy(model)
+    llm = served(model)
     assert llm.engine.max_model_len == 32
     assert "sequences must be shorter than 32 tokens" in caplog.text
     given = prompts((18,))
-    assert_continues(long.build(), given, llm.generate(given, greedy()))
+    assert_continues(original, given, llm.generate(given, greedy()))
 
 
 def test_windows_of_a_config_that_no_module_has() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,23 @@ def tables(module: torch.nn.Module, length: int, dtype: torch.dtype) -> tuple[to
     return cos[0, :, :half], sin[0, :, :half]
 
 
+def assert_tables(
+    module: RotaryEmbedding, config: dict, dtype: torch.dtype = torch.float32, theirs: Any = theirs
+) -> None:
+    """All rows are transformers': of a call of all positions, and with two rotations also of the longest short one."""
+    length = module.max_positions
+    cos, sin = tables(theirs(config), length, dtype)
+    switch = module.switch
+    if switch is None:
+        assert torch.equal(module.cos, cos) and torch.equal(module.sin, sin)
+        return
+    rows = switch.row(torch.arange(length), True)
+    assert torch.equal(module.cos[rows], cos) and torch.equal(module.sin[rows], sin)
+    assert len(module.cos) == len(module.sin) == length + switch.length and len(rows.unique()) == length
+    cos, sin = tables(theirs(config), switch.length, dtype)
+    assert torch.equal(module.cos[: switch.length], cos) and torch.equal(module.sin[: switch.length], sin)
+
+
 @DTYPES
 @EVERY
 def test_tables(name: str, dtype: torch.dtype) -> None:
@@ -82,21 +100,21 @@ def test_tables(name: str, dtype: torch.dtype) -> None:
         settings = rotary_settings(config)
         module = RotaryEmbedding(**settings, dtype=dtype)
         expected = theirs(config)
-        cos, sin = tables(expected, LONGEST, dtype)
+        tables(expected, LONGEST, dtype)
         frequencies, attention = inverse_frequencies(32, LONGEST, settings["theta"], settings["scaling"])
         assert torch.equal(frequencies, expected.inv_freq)
         assert attention == expected.attention_scaling
-        assert module.cos.dtype == dtype and module.cos.shape == (LONGEST, 16)
-        assert torch.equal(module.cos, cos) and torch.equal(module.sin, sin)
-        later = RotaryEmbedding(**settings).to(dtype)
-        assert torch.equal(later.cos, cos) and torch.equal(later.sin, sin)
+        assert module.cos.dtype == dtype and module.cos.shape[1] == 16
+        assert (module.switch == (ORIGINAL, LONGEST, False)) == name.startswith("longrope")
+        assert_tables(module, config, dtype)
+        assert_tables(RotaryEmbedding(**settings).to(dtype), config, dtype)
 
 
 @EVERY
 def test_scalings_matter(name: str) -> None:
     plain = rotary_settings(configs("default")[0])
     module = RotaryEmbedding(**rotary_settings(configs(name)[0]))
-    equal = torch.equal(module.cos, RotaryEmbedding(**plain).cos)
+    equal = torch.equal(module.cos[:LONGEST], RotaryEmbedding(**plain).cos)
     assert equal == (name in ("default", "dynamic"))  # dynamic is for more than the config's longest
 
 
@@ -114,11 +132,15 @@ def test_dynamic(length: int) -> None:
 @pytest.mark.parametrize("length", [1, ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, 1000])
 @pytest.mark.parametrize("name", ["longrope", "longrope, factor", "longrope, attention"])
 def test_longrope(name: str, length: int) -> None:
-    """short_factor up to the original length, long_factor beyond; the attention factor is the config's for both."""
+    """short_factor up to the original length, both beyond it; the attention factor is the config's for both."""
     for config in configs(name):
         module = RotaryEmbedding(**{**rotary_settings(config), "max_positions": length})
-        cos, sin = tables(theirs(config), length, torch.float32)
-        assert torch.equal(module.cos, cos) and torch.equal(module.sin, sin)
+        assert (module.switch is not None) == (length > ORIGINAL)
+        assert_tables(module, config)
+    without = {**SCALINGS["longrope"], "rope_type": "longrope"}  # a factor that follows from the lengths
+    named = {**without, "factor": LONGEST / ORIGINAL}
+    both = [RotaryEmbedding(32, LONGEST, scaling=scaling) for scaling in (without, named)]
+    assert torch.equal(both[0].cos, both[1].cos)
 
 
 def test_phi3() -> None:
@@ -131,17 +153,19 @@ def test_phi3() -> None:
         "rope_theta": 20_000.0,
         "rope_scaling": {"type": "longrope", **{name: factors + [9.0, 9.5] for name, factors in FACTORS.items()}},
     }
-    expected = Phi3RotaryEmbedding(transformers.Phi3Config(**copy.deepcopy(config), pad_token_id=0))
+
+    def of_phi3(config: dict) -> Phi3RotaryEmbedding:
+        return Phi3RotaryEmbedding(transformers.Phi3Config(**copy.deepcopy(config), pad_token_id=0))
+
     settings = rotary_settings(config)
     assert settings["scaling"]["original_max_position_embeddings"] == ORIGINAL
     module = RotaryEmbedding(**settings)
-    cos, sin = tables(expected, LONGEST, torch.float32)
-    assert module.cos.shape == (LONGEST, 18) and torch.equal(module.cos, cos) and torch.equal(module.sin, sin)
+    assert module.cos.shape[1] == 18
+    assert_tables(module, config, theirs=of_phi3)
     config["rope_scaling"] |= {"type": "su", "original_max_position_embeddings": 400}  # the one outside counts
-    assert torch.equal(RotaryEmbedding(**rotary_settings(config)).cos, cos)
+    assert torch.equal(RotaryEmbedding(**rotary_settings(config)).cos, module.cos)
     del config["rope_scaling"]
-    expected = Phi3RotaryEmbedding(transformers.Phi3Config(**config, pad_token_id=0))
-    assert torch.equal(RotaryEmbedding(**rotary_settings(config)).sin, tables(expected, LONGEST, torch.float32)[1])
+    assert_tables(RotaryEmbedding(**rotary_settings(config)), config, theirs=of_phi3)
 
 
 @pytest.mark.parametrize("name", ["default", "yarn", "llama3"])

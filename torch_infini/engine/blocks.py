@@ -120,7 +120,7 @@ class BlockManager:
         Args:
             tokens: The sequence's tokens.
             may_end: Returns whether a match of this many tokens is allowed.
-            root: Identity of the sequence's empty prefix: ROOT, or a negative number of its adapter's own.
+            root: Identity of the sequence's empty prefix: ROOT, or a negative number (Sequence.root).
 
         Returns:
             (blocks, identity): full blocks, possibly none, and the `before` of the block that follows them.

@@ -215,6 +215,7 @@ class Engine:
             else min(self.max_model_len, len(tokens) + params.max_tokens)
         )
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text, pooling=pooling)
+        request.switch = self.model.rotary_switch
         request.bad_words = self._tokenize_bad_words(params)
         request.matcher = self.compile_grammar(params)
         if lora_request is not None:
@@ -647,7 +648,12 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
     sequence, start, num_tokens = chunk
     end = start + num_tokens
     request = sequence.request
-    all_wanted = request.params.prompt_logprobs is not None and sequence.index == 0 and start < len(request.prompt) - 1
+    # Once tokens were generated they are known; a sequence that became long would compute others.
+    all_wanted = (
+        request.params.prompt_logprobs is not None
+        and sequence.index == sequence.generated == 0
+        and start < len(request.prompt) - 1
+    )
     adapter = -1 if request.adapter is None else request.adapter.slot
     return ChunkInput(
         sequence.tokens[start:end],
@@ -657,4 +663,5 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
         all_wanted,
         adapter,
         request.pooling is not None,
+        sequence.is_long,
     )

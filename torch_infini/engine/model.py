@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import TPGroup
-from ..nn import Batch, LoRASite
+from ..nn import Batch, LoRASite, RotarySwitch
 
 
 class ServedConfig(Protocol):
@@ -47,6 +47,7 @@ class ServedModel(Protocol):
         bytes_per_step: Bytes of weights that a step reads.
         kernels_only: Whether its decode step calls only ops of torch.ops.infini.
         is_recordable: Whether its decode step may be recorded.
+        rotary_switch: How a batch says which of two rotations a token gets; None: the model has one.
     """
 
     tp_group: TPGroup | None
@@ -62,6 +63,8 @@ class ServedModel(Protocol):
     def bytes_per_step(self) -> int: ...
     @property
     def kernels_only(self) -> bool: ...
+    @property
+    def rotary_switch(self) -> RotarySwitch | None: ...
 
     def __call__(self, batch: Batch, cache: Any, last: bool = False, out: Tensor | None = None) -> Tensor:
         """Compute the logits of new tokens; as torch_infini.models.Llama.forward."""
@@ -82,4 +85,4 @@ class ServedModel(Protocol):
 def is_served_model(model: object) -> bool:
     """Return whether an object has the interface of ServedModel."""
     names = ("config", "dtype", "device", "tp_group", "bytes_per_step", "kernels_only", "is_recordable", "new_cache")
-    return callable(model) and all(hasattr(model, name) for name in names)
+    return callable(model) and all(hasattr(model, name) for name in (*names, "rotary_switch"))

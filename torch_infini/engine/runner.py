@@ -34,6 +34,7 @@ class ChunkInput(NamedTuple):
         all_wanted: Whether the logits of all its tokens are needed, for prompt_logprobs.
         adapter: The slot of the sequence's adapter; negative: none.
         pooled: Whether its hidden states are needed, and no logits.
+        is_long: Whether the sequence is long from its first token on, for the model's RotarySwitch.
     """
 
     tokens: list[int]
@@ -43,6 +44,7 @@ class ChunkInput(NamedTuple):
     all_wanted: bool = False
     adapter: int = -1
     pooled: bool = False
+    is_long: bool = False
 
 
 class Runner:
@@ -130,11 +132,13 @@ class Runner:
         slots: list[int] = []
         starts = [0]
         of_tokens: list[int] = []
-        for new, start, blocks, _, _, adapter, _ in chunks:
+        switch = self.model.rotary_switch
+        for new, start, blocks, _, _, adapter, _, is_long in chunks:
             of_tokens += [adapter] * len(new)
             end = start + len(new)
             tokens += new
-            positions += range(start, end)
+            where = range(start, end)
+            positions += where if switch is None or not is_long else [switch.row(at, True) for at in where]
             slots += [blocks[at // size] * size + at % size for at in range(start, end)]
             starts.append(len(tokens))
         width = max(len(chunk.blocks) for chunk in chunks)
@@ -156,13 +160,14 @@ class Runner:
         step, size = self._steps.step(len(chunks), self._width, max(of_rows) >= 0), self.cache.block_size
         if step.rows is not None:
             step.rows.copy_(torch.tensor(of_rows))
-        columns = []
-        for row, ((token,), start, blocks, *_) in enumerate(chunks):
+        columns, switch = [], self.model.rotary_switch
+        for row, ((token,), start, blocks, *_, is_long) in enumerate(chunks):
             if self._table_rows[row] != blocks:
                 self._table_rows[row] = []  # if the next line is interrupted, the row's content is unknown
                 step.tables[row, : len(blocks)] = torch.tensor(blocks)
                 self._table_rows[row] = list(blocks)
-            columns.append((token, start, blocks[start // size] * size + start % size, start + 1))
+            position = start if switch is None else switch.row(start, is_long)
+            columns.append((token, position, blocks[start // size] * size + start % size, start + 1))
         step.inputs.copy_(torch.tensor(columns).t())
         logits = step.run()
         wanted = wanted_of(chunks)

@@ -72,6 +72,7 @@ class Scheduler:
         """Run a new sequence that shares the blocks of a running one."""
         child.blocks = list(parent.blocks)
         child.computed, child.num_cached, child.identity = parent.computed, parent.num_cached, parent.identity
+        child.is_long = parent.is_long
         self.blocks.share(child.blocks)
         self.running.insert(self.running.index(parent) + 1, child)
 
@@ -95,6 +96,10 @@ class Scheduler:
             The chunks; none if no sequence waits or runs.
         """
         self.copies = []
+        for sequence in self.running:
+            if sequence.must_be_long and not sequence.is_long:  # it became so: all keys get another rotation
+                self._release(sequence)
+                self._begin(sequence, *self._match(sequence))
         before = self.preemptions
         chunks = [ScheduledChunk(sequence, sequence.computed, 1) for sequence in self._generating()]
         budget = self.max_num_batched_tokens
@@ -127,8 +132,8 @@ class Scheduler:
 
     def _chunk_end(self, sequence: Sequence, at: int) -> int:
         """Return where the chunk that begins at token `at` ends."""
-        prompt = len(sequence.request.prompt)
-        return at + 1 if at >= prompt else min(prompt, (at // self.chunk_size + 1) * self.chunk_size)
+        last = sequence.in_chunks
+        return at + 1 if at >= last else min(last, (at // self.chunk_size + 1) * self.chunk_size)
 
     def _admit(self) -> bool:
         """Run the first waiting sequence if blocks for all of its tokens are free."""
@@ -138,27 +143,35 @@ class Scheduler:
         samples = min(sequence.samples, self.max_num_seqs)
         if sum(s.samples for s in self.running) + samples > self.max_num_seqs:
             return False
-        prompt = len(sequence.request.prompt)
-        request = sequence.request
-        # prompt_logprobs needs all logits of the prompt, and a mean all hidden states.
-        reuses = request.params.prompt_logprobs is None and (request.pooling is None or request.pooling.reuses_prefix)
-        found, identity = self.blocks.match(
-            sequence.tokens,
-            lambda tokens: reuses and (tokens >= prompt or tokens % self.chunk_size == 0),
-            sequence.root,
-        )
+        found, identity = self._match(sequence)
         # Leave one block for each running sequence: otherwise they would preempt this one at once.
         wanted = self.blocks.needed(len(sequence.tokens) + 1) - len(found)
         if wanted + len(self.running) > self.blocks.free and self.running:
             self.blocks.release(found)
             return False
         self.waiting.popleft()
-        sequence.blocks, sequence.num_cached, sequence.identity = found, len(found), identity
-        sequence.computed = len(found) * self.blocks.block_size
+        self._begin(sequence, found, identity)
         if sequence.generated == 0 and sequence.index == 0:
             sequence.request.reused = sequence.computed
         self.running.append(sequence)
         return True
+
+    def _match(self, sequence: Sequence) -> tuple[list[int], int]:
+        """Find the cached blocks that a sequence without blocks begins with; as BlockManager.match."""
+        sequence.is_long = sequence.must_be_long
+        request, last = sequence.request, sequence.in_chunks
+        # prompt_logprobs needs all logits of the prompt, and a mean all hidden states.
+        reuses = request.params.prompt_logprobs is None and (request.pooling is None or request.pooling.reuses_prefix)
+        return self.blocks.match(
+            sequence.tokens,
+            lambda tokens: reuses and (tokens >= last or tokens % self.chunk_size == 0),
+            sequence.root,
+        )
+
+    def _begin(self, sequence: Sequence, found: list[int], identity: int) -> None:
+        """Let a sequence without blocks begin with these, the result of _match."""
+        sequence.blocks, sequence.num_cached, sequence.identity = found, len(found), identity
+        sequence.computed = len(found) * self.blocks.block_size
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate blocks for the sequence's first `tokens` tokens, preempting the latest sequences if necessary.

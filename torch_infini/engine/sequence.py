@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..nn import RotarySwitch
 from .blocks import ROOT
 from .grammar import Matcher
 from .outputs import CompletionOutput, Finish, RequestMetrics, RequestOutput, TokenLogprobs
@@ -54,6 +55,7 @@ class Request:
         bad_words: The tokens of each of params.bad_words.
         matcher: The beginning of params.structured_outputs; None: any output.
         adapter: Its adapter, or None.
+        switch: The model's RotarySwitch.
         pooling: How its prompt becomes a vector; None: tokens are generated.
         pooled: What is kept of the states of its tokens; at the end the vector.
         prompt_logprobs: Of the prompt's tokens by position, if requested, as far as computed.
@@ -73,6 +75,7 @@ class Request:
     bad_words: list[list[int]] = field(default_factory=list)
     matcher: Matcher | None = None
     adapter: Adapter | None = None
+    switch: RotarySwitch | None = None
     pooling: PoolingParams | None = None
     pooled: Tensor | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -96,6 +99,7 @@ class Sequence:
         row: Settings and tokens for the sampler; row.output grows.
         tokens: Prompt and output.
         computed: The number of tokens whose keys and values are in the KV cache.
+        is_long: Whether these are rotated as those of a long sequence, from the first one on.
         blocks: Their blocks, in order.
         num_cached, identity: The number of full blocks that the BlockManager has cached for reuse, and the identity of
             the last of them.
@@ -112,6 +116,7 @@ class Sequence:
     tokens: list[int]
     stream: TextStream | None = None
     computed: int = 0
+    is_long: bool = False
     blocks: list[int] = field(default_factory=list)
     num_cached: int = 0
     identity: int = ROOT
@@ -133,9 +138,23 @@ class Sequence:
 
     @property
     def root(self) -> int:
-        """Identity of the empty prefix: sequences with different adapters share no blocks."""
+        """Identity of the empty prefix: sequences with different adapters or rotations share no blocks."""
         adapter = self.request.adapter
-        return ROOT if adapter is None else adapter.root
+        return 2 * (ROOT if adapter is None else adapter.root) - self.must_be_long
+
+    @property
+    def must_be_long(self) -> bool:
+        """Whether its tokens must be rotated as those of a long sequence, from the first one on."""
+        switch = self.request.switch
+        if switch is None:
+            return False
+        return len(self.tokens if switch.recomputes else self.request.prompt) > switch.length
+
+    @property
+    def in_chunks(self) -> int:
+        """The number of first tokens that are computed in chunks: the prompt, or what was computed anew as long."""
+        prompt, switch = len(self.request.prompt), self.request.switch
+        return max(prompt, switch.length + 1) if switch is not None and switch.recomputes and self.is_long else prompt
 
     @property
     def output(self) -> list[int]:

@@ -63,6 +63,7 @@ class Llama(nn.Module):
         layers: DecoderLayers.
         norm: The last RMSNorm.
         head: Linear, from the last norm to logits. If tied and dense, it has the embedding's parameter.
+        rotary_switch: How a batch says which of two rotations a token gets (longrope); None: there is one.
         kernels_only, is_recordable: True: a decode step calls only ops of torch.ops.infini, and may be recorded.
 
     Raises:
@@ -87,6 +88,7 @@ class Llama(nn.Module):
         self.dtype = dtype = floating(dtype) or config.dtype or torch.float32
         size, eps = config.hidden_size, config.rms_norm_eps
         rotary = RotaryEmbedding(**config.rope, dtype=dtype, device=device)
+        self.rotary_switch = rotary.switch
         norm = partial(RMSNorm, size, eps, dtype, device, tp_group)
         one = tp_group or TPGroup(0, 1, 0)
         _, heads = one.shard("num_attention_heads", config.num_attention_heads)

@@ -12,7 +12,7 @@ from .lora import Adapters, LoRASite
 from .merged_linear import MergedLinear
 from .mlp import SwiGLU
 from .norm import RMSNorm
-from .rotary import RotaryEmbedding
+from .rotary import RotaryEmbedding, RotarySwitch
 
 __all__ = [
     "Adapters",
@@ -29,5 +29,6 @@ __all__ = [
     "MixedKVCache",
     "RMSNorm",
     "RotaryEmbedding",
+    "RotarySwitch",
     "SwiGLU",
 ]

@@ -16,7 +16,8 @@ class Batch:
 
     Attributes:
         tokens: [tokens], the ids of the new tokens of each sequence, concatenated.
-        positions: [tokens], the position of each token in its sequence, from 0.
+        positions: [tokens], the position of each token in its sequence, from 0; of a model with a RotarySwitch the row
+            that stands for it.
         slot_mapping: [tokens], the slot that each token's keys and values are written to, block * block_size + row;
             negative: not written.
         block_tables: [n, blocks], the cache blocks of each of n sequences in order; entries after the last key are not

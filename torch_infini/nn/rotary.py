@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,45 @@ from torch import Tensor, nn
 rope = torch.ops.infini.rope.default
 
 THETA = 10000.0  # for configs without rope_theta
+Position = TypeVar("Position", int, Tensor)
+
+
+class RotarySwitch(NamedTuple):
+    """Which of two rotations each token of a sequence gets, where this depends on the sequence's length (longrope).
+
+    transformers rotates a call by the short factors if no position is beyond `length`, else by the long ones. So a
+    prompt of at most `length` tokens is short and a longer one is long, from its first token on. Where generated tokens
+    exceed `length`, most models keep the keys of earlier tokens as they are, and rotate the new ones by the long
+    factors; some compute all tokens anew.
+
+    A token's row in the tables says both its position and its rotation: rows up to `length` are short, those from there
+    to `offset` long, and the long rows of the first positions follow from `offset` on.
+
+    Attributes:
+        length: The most tokens of a short sequence.
+        offset: The number of positions, M.
+        recomputes: Whether all tokens are computed anew when generated ones exceed `length`.
+    """
+
+    length: int
+    offset: int
+    recomputes: bool = False
+
+    def row(self, position: Position, is_long: bool | Tensor) -> Position:
+        """Return the row of a position, or of a tensor of positions, in a sequence that is long from its first token
+        on, or not; plain positions are the rows of a sequence that is not.
+        """
+        further: Any = self.offset * ((position < self.length) & is_long)
+        row: Position = position + further
+        return row
+
+    def position(self, row: Tensor) -> Tensor:
+        """Return the positions of rows."""
+        return row - self.offset * (row >= self.offset)
+
+    def is_long(self, row: Tensor) -> Tensor:
+        """Return which rows are rotated by the long factors."""
+        return row >= self.length
 
 
 class RotaryEmbedding(nn.Module):
@@ -26,16 +65,15 @@ class RotaryEmbedding(nn.Module):
     model's dtype the tables have the bits of transformers' cos and sin. float32 tables for a half-type model are
     allowed, and more precise.
 
-    In transformers, two scalings depend on the sequence's length: "dynamic" recomputes theta whenever a sequence
-    exceeds the previous maximum, and "longrope" uses long_factor once the length exceeds the original one, while keys
-    in a cache keep the older rotation. Here the table is chosen once, by max_positions, for all sequences:
+    In transformers, two scalings depend on the sequence's length:
 
-    * max_positions up to original_max_position_embeddings: dynamic is the unscaled table, longrope that of
-      short_factor. All lengths that fit equal transformers.
-    * More: dynamic is the table for the length max_positions, longrope that of long_factor. This equals transformers
-      if the longest position of its call is max_positions - 1 (dynamic) or exceeds the original length (longrope);
-      for shorter sequences transformers uses the unscaled (dynamic) or short (longrope) table, and this class the
-      scaled one.
+    * "longrope" uses long_factor once the length exceeds original_max_position_embeddings. If max_positions does, the
+      tables have the rows of both, and `switch` says which row a token gets. With plain positions, prompts up to the
+      original length, and tokens that are generated after them beyond it, are rotated as in transformers; for longer
+      prompts give switch.row(positions, True).
+    * "dynamic" recomputes theta whenever a sequence exceeds the previous maximum. Here theta is chosen once, by
+      max_positions: unscaled up to original_max_position_embeddings, which config.json's max_position_embeddings
+      always is for dynamic, so that all lengths that fit equal transformers; else that for the length max_positions.
 
     Args:
         head_dim: Columns of a head.
@@ -56,8 +94,9 @@ class RotaryEmbedding(nn.Module):
         device: The tables' device. On "meta" they are filled by reset_parameters(), after to_empty().
 
     Attributes:
-        cos: [max_positions, R/2], not saved with the model.
-        sin: [max_positions, R/2], not saved with the model.
+        switch: The RotarySwitch of tables for two rotations, or None.
+        cos: [rows, R/2], not saved with the model. The rows are max_positions, with a switch max_positions + length.
+        sin: [rows, R/2], not saved with the model.
 
     Raises:
         ValueError: For sizes below 1, an odd R, a theta that is not above 0, an unknown rope_type, or a factor that is
@@ -97,8 +136,12 @@ class RotaryEmbedding(nn.Module):
         self.theta = float(theta)
         self.scaling = dict(scaling or {})
         self.interleaved = interleaved
+        original = self.scaling.get("original_max_position_embeddings", self.max_positions)
+        has_both = _kind(self.scaling) == "longrope" and self.max_positions > original
+        self.switch = RotarySwitch(original, self.max_positions) if has_both else None
+        rows = self.max_positions + (original if has_both else 0)
         for name in ("cos", "sin"):  # empty_like on meta would import sympy: 0.3 s
-            table = torch.empty(self.max_positions, self.rotated // 2, dtype=dtype, device=device)
+            table = torch.empty(rows, self.rotated // 2, dtype=dtype, device=device)
             self.register_buffer(name, table, persistent=False)
         self.reset_parameters()
 
@@ -106,11 +149,22 @@ class RotaryEmbedding(nn.Module):
         """Recompute the tables, in their dtype and on their device."""
         if self.cos.is_meta:
             return
-        frequencies, factor = inverse_frequencies(self.rotated, self.max_positions, self.theta, self.scaling)
+        switch, positions = self.switch, torch.arange(self.max_positions, device="cpu")
+        if switch is None:
+            self._fill(slice(None), positions, self.max_positions, self.scaling)
+            return
+        # The attention factor is that of the longest sequence in both.
+        scaling = {**self.scaling, "factor": _first(self.scaling.get("factor"), switch.offset / switch.length)}
+        self._fill(slice(0, switch.length), positions[: switch.length], switch.length, scaling)
+        self._fill(slice(switch.length, None), positions.roll(-switch.length), switch.offset, scaling)
+
+    def _fill(self, rows: slice, positions: Tensor, longest: int, scaling: Mapping[str, Any]) -> None:
+        """Compute rows of the tables: those of positions in a sequence of `longest` tokens."""
+        frequencies, factor = inverse_frequencies(self.rotated, longest, self.theta, scaling)
         # On the CPU, so that the bits are the same on all devices.
-        angles = torch.arange(self.max_positions, device="cpu")[:, None].float() * frequencies
-        self.cos.copy_(angles.cos() * factor)
-        self.sin.copy_(angles.sin() * factor)
+        angles = positions[:, None].float() * frequencies
+        self.cos[rows].copy_(angles.cos() * factor)
+        self.sin[rows].copy_(angles.sin() * factor)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate queries or keys.
@@ -118,7 +172,7 @@ class RotaryEmbedding(nn.Module):
         Args:
             x: [S, H, head_dim] or [B, S, H, head_dim], of the tables' dtype, or a half type if they are float32; stride
                 1 in the last dimension.
-            positions: [S] or [B, S] integers below max_positions.
+            positions: [S] or [B, S] integers below max_positions; with a switch, rows of the tables.
 
         Returns:
             The shape and dtype of x, contiguous.

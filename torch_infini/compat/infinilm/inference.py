@@ -10,6 +10,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ...engine.decode import DecodeSteps, power_of_two
 from ...engine.runner import Worker
 from ...models import Llama, Slot, load_checkpoint
 from ...models import LlamaConfig as ModelConfig
-from ...nn import Batch, KVCache
+from ...nn import Batch, KVCache, RotarySwitch
 from . import inputs
 from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig, without_subclass
 from .config import LlamaConfig
@@ -342,6 +343,7 @@ class _Rank(Worker):
             batch = static_batch(input, self.cached, cache.block_size, c.vocab_size, c.max_position_embeddings)
         else:
             batch = paged_batch(input, cache.blocks, cache.block_size, c.vocab_size, c.max_position_embeddings)
+        batch = rotated_by_length(batch, self.model.rotary_switch)
         n = len(batch.seq_lens)
         rows = settings(WHERE, n, input.temperature, input.top_k, input.top_p)
         seeds = None if seed is None else each_seed(WHERE, n, seed)
@@ -387,6 +389,18 @@ class _Rank(Worker):
         step.inputs.copy_(torch.stack((batch.tokens, batch.positions, batch.slot_mapping, batch.seq_lens)))
         step.tables[:, :blocks] = batch.block_tables
         return step.run()
+
+
+def rotated_by_length(batch: Batch, switch: RotarySwitch | None) -> Batch:
+    """Return the batch with its positions as a model with two rotations (longrope) has them.
+
+    As in a call of transformers, the new tokens of a sequence get the rotation of its length, these tokens included.
+    """
+    if switch is None:
+        return batch
+    starts, is_long = batch.cum_seq_lens_q, batch.seq_lens > switch.length
+    of_tokens = is_long if starts is None else is_long.repeat_interleave(starts.diff())
+    return replace(batch, positions=switch.row(batch.positions, of_tokens))
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:

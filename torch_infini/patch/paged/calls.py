@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...nn import Batch, KVCache, LayerCache, MixedKVCache
+from ...nn import Batch, KVCache, LayerCache, MixedKVCache, RotarySwitch
 from ..layers.paged import ScoreTerms
+from .rotation import RotationByRow
 from .sites import Site, Unserved
 
 _paged_caching = torch.ops.infini.paged_caching.default
@@ -25,12 +26,25 @@ class PagedBackend:
         sites: The attention modules, as find_sites returns them.
         batch: The step's tokens and their slots.
         cache: A result of the model's PagedModel.new_cache.
+        switch: The model's RotarySwitch, or None.
+
+    Attributes:
+        positions: [tokens], the position of each token.
+        rotation: How its tokens are rotated; None: all in one way.
     """
 
     fuses = True
 
-    def __init__(self, sites: dict[nn.Module, Site], batch: Batch, cache: KVCache | MixedKVCache) -> None:
+    def __init__(
+        self,
+        sites: dict[nn.Module, Site],
+        batch: Batch,
+        cache: KVCache | MixedKVCache,
+        switch: RotarySwitch | None = None,
+    ) -> None:
         self._sites, self._batch, self._cache = sites, batch, cache
+        self.rotation = None if switch is None else RotationByRow(switch, batch.positions)
+        self.positions = batch.positions if self.rotation is None else self.rotation.positions
         self._rows: Tensor | None = None  # each token's row of cos and sin, which have one for each token
 
     def attend(

@@ -11,6 +11,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +29,12 @@ from ..layers import interface
 from ..layers.memory import use_large_pages
 from ..layers.paged import PAGED_NAME
 from .calls import PagedBackend
+from .rotation import find_switch, rotary_modules, rotate_by_row
 from .sites import Unserved, configs_of, find_sites, implementation
 
 _NAME = "torch_infini.LLM"
 _BLOCK = 4  # tokens of a block in the trial
 _POSITIONS = 1 << 17  # of a model whose config names none
-# Types of rope whose frequencies depend on the longest sequence of a call, which may be another request's.
-_BY_LENGTH = ("dynamic", "longrope")
 _logger = logging.getLogger("torch_infini")
 
 
@@ -74,6 +74,7 @@ class PagedModel:
         tp_group: None, because the model is not sharded.
         kernels_only: False, because a step also runs ops of torch.
         is_recordable: Whether a decode step may be recorded; False after one could not be.
+        rotary_switch: The length at which it changes its rotation (longrope), or None.
 
     Raises:
         ValueError: For a model whose attention or state the cache does not hold, with the reason.
@@ -91,10 +92,11 @@ class PagedModel:
         self._configs = configs_of(model)
         self._keeps = "logits_to_keep" in inspect.signature(inner.forward).parameters
         text = inner.config.get_text_config()
-        positions = longest(text)
+        positions = int(getattr(text, "max_position_embeddings", None) or _POSITIONS)
         vocabulary = int(getattr(text, "vocab_size", 0)) or inner.get_input_embeddings().weight.shape[0]
         tokens = trial_tokens(vocabulary).to(self.device)
         try:
+            self.rotary_switch = find_switch(inner, positions)
             with without_side_effects(model):
                 self._sites, logits = find_sites(model, tokens[None], positions)
                 sites = list(self._sites.values())
@@ -121,6 +123,9 @@ class PagedModel:
                 self._try(tokens, logits)
         except Unserved as unserved:
             raise ValueError(f"{_NAME}: {type(inner).__name__} cannot be served: {unserved}") from unserved
+        if self.rotary_switch is not None:
+            for module in rotary_modules(model):
+                finalize(self, module.register_forward_hook(rotate_by_row, with_kwargs=True).remove)
 
     def __call__(
         self, batch: Batch, cache: KVCache | MixedKVCache, last: bool = False, out: Tensor | None = None
@@ -128,8 +133,8 @@ class PagedModel:
         """Compute new tokens of one or more sequences; arguments and result as Llama.forward's."""
         ends = batch.ends if last else None
         more: dict[str, Any] = {"logits_to_keep": ends} if self._keeps and ends is not None else {}
-        tokens, positions = batch.tokens[None], batch.positions[None]
-        backend = PagedBackend(self._sites, batch, cache)
+        backend = PagedBackend(self._sites, batch, cache, self.rotary_switch)
+        tokens, positions = batch.tokens[None], backend.positions[None]
         # With inference tensors a layer would not hand its norm to the next (layers/norm.py).
         with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, backend):
             logits: Tensor = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **more).logits[0]
@@ -147,9 +152,10 @@ class PagedModel:
         base = inner.base_model
         if base is inner:
             raise ValueError(f"{_NAME}: embeddings must be of a model with a part without the head, got {type(inner)}")
-        backend = PagedBackend(self._sites, batch, cache)
+        backend = PagedBackend(self._sites, batch, cache, self.rotary_switch)
+        tokens, positions = batch.tokens[None], backend.positions[None]
         with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, backend):
-            found = base(input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False)
+            found = base(input_ids=tokens, position_ids=positions, use_cache=False)
         states: Tensor = found.last_hidden_state[0]
         return states
 
@@ -249,26 +255,6 @@ def trial_tokens(vocabulary: int) -> Tensor:
     """Return the ids of the trial: more than a short convolution looks back, and no placeholders of images."""
     low, high = (5, min(vocabulary, 500)) if vocabulary > 20 else (0, vocabulary)
     return torch.randint(low, high, (15,), generator=torch.Generator("cpu").manual_seed(0))
-
-
-def longest(text: Any) -> int:
-    """Return how many positions a config has, up to where rope depends on the longest sequence of a call."""
-    positions = int(getattr(text, "max_position_embeddings", None) or _POSITIONS)
-    rope = getattr(text, "rope_parameters", None) or {}
-    for one in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if one.get("rope_type") in _BY_LENGTH:
-            given = one.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", 0)
-            original = int(given or positions)
-            if original < positions:
-                _logger.warning(
-                    "%s: sequences must be shorter than %d tokens, because beyond them %s rotates by the longest "
-                    "sequence of a batch",
-                    _NAME,
-                    original,
-                    one["rope_type"],
-                )
-                positions = original
-    return positions
 
 
 def find_causal_model(model: nn.Module) -> Any:
