@@ -21,7 +21,7 @@ class Case:
         return {opcode: int(number) for opcode, _, number in (word.partition("=") for word in self.path.split())}
 
 
-RMS_NORM = ("rms_norm/rms_norm.cu", r"norm_rows<bf16, bf16, 2>")
+RMS_NORM = ("rms_norm/rms_norm.cu", r"norm_rows<bf16, bf16, 2, false>")
 ONE = ("elementwise/elementwise.cu", r"map_elements<8, bf16, 1,")
 TWO = ("elementwise/elementwise.cu", r"map_elements<8, bf16, 2,")
 LAYER_NORM = ("layer_norm/layer_norm.cu", r"RowReducer<bf16, 2, bf16>")

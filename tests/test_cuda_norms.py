@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from test_add_rms_norm import assert_in_place, assert_mode
+from torch_infini.ops.rms_norm import ROUNDINGS
 from torch_infini.testing import check_against_reference, cuda_device
 from torch_infini.testing.ops import OP_INFOS, Sample
 
@@ -102,3 +104,11 @@ def test_topksoftmax_of_long_rows(k: int) -> None:
         if normalize:
             expected = expected / expected.sum(-1, keepdim=True)
         torch.testing.assert_close(weights.cpu().double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_roundings_of_add_rms_norm(rounding: str, dtype: torch.dtype) -> None:
+    assert DEVICE is not None
+    assert_mode(rounding, DEVICE, dtype)
+    assert_in_place(rounding, DEVICE, dtype)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ._registry import OpSpec
-from .rms_norm import decomposition as norm_decomposition
-from .rms_norm import output_dtype, rounding_number
+from .rms_norm import ROUNDINGS, of_wide, order_of, output_dtype, rounding_number
+from .silu import widened
 
 
 def add_rms_norm(
@@ -26,14 +26,16 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Add x to the residual stream and normalize the sum.
 
-    h = x + residual, rounded to the dtype of x; y = rms_norm(h, weight, eps, rounding).
+    h = x + residual, rounded to the dtype of x; y = rms_norm(h, weight, eps, rounding). With "wide_once", "wide_llama"
+    or "wide_gemma" y is the norm of the sum in float32, before it is rounded to h.
 
     Args:
         x: [..., n] float32, bfloat16, float16 or float64: the layer's output. Stride 1 in the last dimension.
         residual: [..., n], dtype of x: the residual stream.
         weight: [n], of x's dtype; for a half type also float32, and with "once" the other half type.
         eps: Added to the mean of squares; at least 0.
-        rounding: "once", "llama" or "gemma"; see rms_norm.
+        rounding: "once", "llama" or "gemma"; see rms_norm. "wide_llama" is the order of vLLM's RMSNorm.forward_native,
+            "wide_once" that of engines whose kernel keeps the sum in registers, such as FlashInfer's.
         out: (y, h), written and returned; either may be x or residual itself, but y and h must be distinct.
 
     Returns:
@@ -44,6 +46,12 @@ def add_rms_norm(
         ValueError: For an unknown rounding.
 
     Equivalent to:
+        With "wide_llama":
+        >>> s = x.float() + residual.float()
+        >>> h = s.to(x.dtype)
+        >>> y = (s * torch.rsqrt(s.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+        With "once", "llama" and "gemma":
         >>> h = x + residual
         >>> y, h = torch_infini.ops.rms_norm(h, weight, eps, rounding), h
 
@@ -64,8 +72,11 @@ def fake(
 def decomposition(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0
 ) -> tuple[Tensor, Tensor]:
-    h = (x + residual).contiguous()  # half types: added in float32, rounded once
-    return norm_decomposition(h, weight, eps, rounding), h
+    wide = widened(x) + widened(residual)
+    h = wide.to(x.dtype).contiguous()
+    if rounding < ROUNDINGS["wide_once"]:
+        wide = widened(h)
+    return of_wide(wide, x.dtype, weight, eps, order_of(rounding)), h
 
 
 SPEC = OpSpec(

@@ -37,7 +37,7 @@ def all_reduce_add_rms_norm(
         residual: [..., n], dtype of x: the residual stream, the same on all ranks.
         weight: [n], as in add_rms_norm.
         eps: Added to the mean of squares; at least 0.
-        rounding: "once", "llama" or "gemma"; see rms_norm.
+        rounding: As add_rms_norm's.
         group: A number from torch_infini.distributed.communicator; 0: this process alone.
         out: (y, h), written and returned; either may be x or residual itself, but y and h must be distinct.
 

@@ -12,14 +12,20 @@ from ._registry import OpSpec
 from .silu import widened
 
 # Where the value is rounded to the dtype of x; the numbers are the op schema's.
-ROUNDINGS = {"once": 0, "llama": 1, "gemma": 2}
+ROUNDINGS = {"once": 0, "llama": 1, "gemma": 2, "wide_once": 3, "wide_llama": 4, "wide_gemma": 5}
 
 
 def rounding_number(op: str, rounding: str) -> int:
     """Return the schema's number for a rounding mode; ValueError for an unknown name."""
     if rounding not in ROUNDINGS:
-        raise ValueError(f"infini::{op}: rounding must be 'once', 'llama' or 'gemma', got {rounding!r}")
+        names = ", ".join(repr(name) for name in ROUNDINGS)
+        raise ValueError(f"infini::{op}: rounding must be one of {names}, got {rounding!r}")
     return ROUNDINGS[rounding]
+
+
+def order_of(rounding: int) -> int:
+    """Return the number of "once", "llama" or "gemma" for a mode with a wide sum too."""
+    return rounding % 3
 
 
 def rms_norm(
@@ -35,7 +41,8 @@ def rms_norm(
         eps: Added to the mean of squares; at least 0.
         rounding: "once": at the end (Infini, Olmo 2). "llama": before the product with weight, as in Hugging Face's
             Llama, Mistral and Qwen; a float32 weight then gives a float32 result. "gemma": at the end, with the scale 1
-            + weight.
+            + weight. "wide_once", "wide_llama" and "wide_gemma": the same here; in add_rms_norm, of a sum that is
+            not rounded.
         out: Written and returned instead of a new tensor; may be x itself.
 
     Returns:
@@ -57,7 +64,7 @@ def rms_norm(
 
 
 def output_dtype(x: Tensor, weight: Tensor, rounding: int) -> torch.dtype:
-    return weight.dtype if rounding == ROUNDINGS["llama"] else x.dtype
+    return weight.dtype if order_of(rounding) == ROUNDINGS["llama"] else x.dtype
 
 
 def fake(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Tensor:
@@ -65,14 +72,18 @@ def fake(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Ten
 
 
 def decomposition(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Tensor:
-    wide = widened(x)
+    return of_wide(widened(x), x.dtype, weight, eps, order_of(rounding))
+
+
+def of_wide(wide: Tensor, dtype: torch.dtype, weight: Tensor, eps: float, order: int) -> Tensor:
+    """Compute rms_norm of a tensor of `dtype` that is widened, in one of the first three modes."""
     value = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    if rounding == ROUNDINGS["llama"]:
-        return (value.to(x.dtype) * weight).contiguous()  # half types: multiplied in float32, rounded once
+    if order == ROUNDINGS["llama"]:
+        return (value.to(dtype) * weight).contiguous()  # half types: multiplied in float32, rounded once
     scale = weight.to(wide.dtype)
-    if rounding == ROUNDINGS["gemma"]:
+    if order == ROUNDINGS["gemma"]:
         scale = 1 + scale
-    return (value * scale).to(x.dtype).contiguous()
+    return (value * scale).to(dtype).contiguous()
 
 
 SPEC = OpSpec(

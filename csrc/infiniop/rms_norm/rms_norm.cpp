@@ -14,22 +14,24 @@ const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
 }
 
 infiniDtype_t output_dtype(infiniDtype_t x, infiniDtype_t weight, Rounding rounding) {
-    return rounding == Rounding::kLlama && weight == INFINI_DTYPE_F32 ? INFINI_DTYPE_F32 : x;
+    return order_of(rounding) == Rounding::kLlama && weight == INFINI_DTYPE_F32 ? INFINI_DTYPE_F32 : x;
 }
 
 void check(const char *op, const Args &args) {
     const Checker rule(op);
     const TensorView &x = args.x, &weight = args.weight, &y = args.y;
     const auto rounding = static_cast<int>(args.rounding);
-    if (rounding < 0 || rounding > 2) {
-        rule.fail(INFINI_STATUS_BAD_PARAM, "rounding", "be 0 (once), 1 (llama) or 2 (gemma)", std::to_string(rounding));
+    if (rounding < 0 || rounding > 5) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "rounding",
+                  "be 0 (once), 1 (llama), 2 (gemma), 3 (wide_once), 4 (wide_llama) or 5 (wide_gemma)",
+                  std::to_string(rounding));
     }
     rule.range("eps", args.eps, 0, std::numeric_limits<float>::max(), "be a finite number of at least 0");
     rule.rank("x", x, 1, kMaxDims);
     rule.dtype("x", x, INFINI_FLOATS_AND_DOUBLE);
     rule.dense_last("x", x);
     rule.shape("weight", weight, {x.size(-1)}, "to match the last dimension of x");
-    const bool mixed_halves = is_half(x.dtype) && is_half(weight.dtype) && args.rounding == Rounding::kOnce;
+    const bool mixed_halves = is_half(x.dtype) && is_half(weight.dtype) && order_of(args.rounding) == Rounding::kOnce;
     const bool wide_weight = is_half(x.dtype) && weight.dtype == INFINI_DTYPE_F32;
     if (weight.dtype != x.dtype && !mixed_halves && !wide_weight) {
         rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "weight",

@@ -22,8 +22,8 @@ template <typename T> struct Row {
     int64_t n;
     RowStrides<4> rows; // x, y, h, residual
     Compute<T> eps;
-    Rounding rounding;
-    bool whole; // all tensors allow vector accesses
+    Rounding rounding; // one of the first three
+    bool whole;        // all tensors allow vector accesses
 };
 
 // y = v * factor * w for the elements of one vector.
@@ -50,7 +50,8 @@ __device__ void scale(Rounding rounding, Y *y, bool whole, int count, const Comp
     cuda::store(y, out, whole, count);
 }
 
-template <typename T, typename W, int kVectors>
+// kWide: y is the norm of x + residual before the sum is rounded to h; T is a half type.
+template <typename T, typename W, int kVectors, bool kWide>
 __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<T> a) {
     cuda::grid_dependency_sync();
     using C = Compute<T>;
@@ -64,7 +65,8 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
     // Weights as wide as x are loaded before the sum; other weights use other vectors.
     constexpr bool kEarly = sizeof(T) == sizeof(W) && kVectors > 0;
     const auto *weight = static_cast<const W *>(a.weight);
-    RowPart<T, kVectors> part(a.x + at[0], n, a.whole);
+    using Part = RowPart<T, kVectors, std::conditional_t<kWide && (kVectors > 0), C, T>>;
+    Part part(a.x + at[0], n, a.whole);
     const RowPart<std::conditional_t<kEarly, W, T>, kVectors> weights(
         reinterpret_cast<const std::conditional_t<kEarly, W, T> *>(weight), kEarly ? n : 0, a.whole);
     C squares = 0;
@@ -74,17 +76,30 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
             squares += v[e] * v[e];
         }
     };
-    if (a.residual == nullptr) {
+    const auto add_residual = [&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
+        C r[cuda::kWidth<T>];
+        cuda::load(r, a.residual + at[3] + i, part.whole(i), count);
+#pragma unroll
+        for (int e = 0; e < cuda::kWidth<T>; ++e) {
+            v[e] = kWide ? v[e] + r[e] : cuda::round_to<T>(v[e] + r[e]);
+        }
+    };
+    const auto store_sum = [&](int64_t i, int count, const C(&v)[cuda::kWidth<T>]) {
+        cuda::store(a.h + at[2] + i, v, part.whole(i), count);
+    };
+    // Neither registers nor h have a long row's wide sum: both passes add.
+    constexpr bool kAddsTwice = kWide && kVectors == 0;
+    if constexpr (kAddsTwice) {
+        part.visit([&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
+            add_residual(i, count, v);
+            add_squares(v);
+        });
+    } else if (a.residual == nullptr) {
         part.visit([&](int64_t, int, const C(&v)[cuda::kWidth<T>]) { add_squares(v); });
     } else {
         part.update([&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
-            C r[cuda::kWidth<T>];
-            cuda::load(r, a.residual + at[3] + i, part.whole(i), count);
-#pragma unroll
-            for (int e = 0; e < cuda::kWidth<T>; ++e) {
-                v[e] = cuda::round_to<T>(v[e] + r[e]);
-            }
-            cuda::store(a.h + at[2] + i, v, part.whole(i), count);
+            add_residual(i, count, v);
+            store_sum(i, count, v);
             add_squares(v);
         });
     }
@@ -98,19 +113,23 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
             scale<T>(a.rounding, static_cast<W *>(a.y) + at[1] + i, part.whole(i), count, v, w, factor);
         }
     };
-    const auto finish_all = [&](RowPart<T, kVectors> &values) {
+    const auto finish_all = [&](Part &values) {
         if constexpr (kEarly) {
             values.visit_with(weights, finish);
         } else {
-            values.visit([&](int64_t i, int count, const C(&v)[cuda::kWidth<T>]) {
+            values.visit([&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
+                if constexpr (kAddsTwice) {
+                    add_residual(i, count, v);
+                    store_sum(i, count, v);
+                }
                 C w[cuda::kWidth<T>];
                 cuda::load(w, weight + i, part.whole(i), count);
                 finish(i, count, v, w);
             });
         }
     };
-    if (kVectors == 0 && a.residual != nullptr) { // until the sum, which the second pass reads, is written
-        RowPart<T, kVectors> sum(a.h + at[2], n, a.whole);
+    if (kVectors == 0 && !kWide && a.residual != nullptr) { // until the sum, which the second pass reads, is written
+        Part sum(a.h + at[2], n, a.whole);
         finish_all(sum);
     } else {
         finish_all(part);
@@ -121,15 +140,29 @@ template <typename T, typename W> void launch(const ExecutionContext &context, c
     const bool with_residual = args.h.dtype != INFINI_DTYPE_INVALID;
     const TensorView &h = with_residual ? args.h : args.x, &residual = with_residual ? args.residual : args.x;
     const TensorView *const views[] = {&args.x, &args.y, &h, &residual};
-    const Row<T> row{args.x.as<const T>(), with_residual ? residual.as<const T>() : nullptr,
-                     args.y.data,          h.as<T>(),
-                     args.weight.data,     args.x.size(-1),
-                     RowStrides<4>(views), static_cast<Compute<T>>(args.eps),
-                     args.rounding,        cuda::vectors_fit(args.x, args.y, h, residual, args.weight)};
+    const Row<T> row{args.x.as<const T>(),
+                     with_residual ? residual.as<const T>() : nullptr,
+                     args.y.data,
+                     h.as<T>(),
+                     args.weight.data,
+                     args.x.size(-1),
+                     RowStrides<4>(views),
+                     static_cast<Compute<T>>(args.eps),
+                     order_of(args.rounding),
+                     cuda::vectors_fit(args.x, args.y, h, residual, args.weight)};
     const RowPlan plan(row.rows.count, row.n, cuda::kWidth<T>);
-    cuda::with_vectors(plan.vectors, [&](auto vectors) {
-        cuda::launch(context, norm_rows<T, W, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, row);
-    });
+    const auto run = [&](auto wide) {
+        cuda::with_vectors(plan.vectors, [&](auto vectors) {
+            const auto kernel = norm_rows<T, W, vectors.value, wide.value>;
+            cuda::launch(context, kernel, cuda::grid_x(plan.blocks), plan.block(), 0, row);
+        });
+    };
+    if constexpr (sizeof(T) == 2) { // float is as wide as its sum
+        if (with_residual && is_wide(args.rounding)) {
+            return run(std::true_type{});
+        }
+    }
+    run(std::false_type{});
 }
 
 void run_on_cuda(const ExecutionContext &context, const Args &args) {

@@ -32,16 +32,24 @@ template <typename T> float add_row(T *h, const T *x, const T *residual, int64_t
     });
 }
 
-// The second pass: y [n] from the row v [n]. With kLarge, y is streamed and the next rows are prefetched, because this
-// pass reads nothing from memory.
-template <bool kLarge, Rounding kRounding, typename T, typename W, typename Y>
-void scale_row(Y *y, const T *v, const W *w, int64_t n, float scale, const T *next_x, const T *next_residual) {
+// The sum of the squares of x + residual, not rounded.
+template <typename T> float wide_sum_of_squares(const T *x, const T *residual, int64_t n) {
+    return sum_over(n, [&](int64_t i, auto lanes, VecF squares) {
+        const VecF v = load_at(x, i, lanes) + load_at(residual, i, lanes);
+        return fma(v, v, squares);
+    });
+}
+
+// The second pass: y [n] from the row v [n], a function of an index and lanes. With kLarge, y is streamed and the next
+// rows are prefetched, because this pass reads nothing from memory.
+template <bool kLarge, Rounding kRounding, typename T, typename W, typename Y, typename Row>
+void scale_row(Y *y, const Row &v, const W *w, int64_t n, float scale, const T *next_x, const T *next_residual) {
     for_each_vector(n, [&](int64_t i, auto lanes) {
         if constexpr (kLarge) {
             __builtin_prefetch(next_x + i);
             __builtin_prefetch(next_residual + i);
         }
-        VecF value = load_at(v, i, lanes) * splat(scale);
+        VecF value = v(i, lanes) * splat(scale);
         if constexpr (kRounding == Rounding::kLlama) {
             value = round_to<T>(value) * load_at(w, i, lanes);
         } else if constexpr (kRounding == Rounding::kGemma) {
@@ -61,6 +69,7 @@ template <typename T, typename W, typename Y, Rounding kRounding> void norm_rows
     const auto *x = a.x.as<const T>();
     auto *y = a.y.as<Y>();
     const bool with_residual = a.h.dtype != INFINI_DTYPE_INVALID;
+    [[maybe_unused]] const bool wide = with_residual && is_wide(a.rounding); // float is as wide as its sum
     // Without a residual, other views take the places of h and residual, so that one iterator serves both ops.
     const TensorView &h_view = with_residual ? a.h : a.x, &r_view = with_residual ? a.residual : a.x;
     const auto *residual = r_view.as<const T>();
@@ -75,21 +84,29 @@ template <typename T, typename W, typename Y, Rounding kRounding> void norm_rows
         rows.visit(begin, end, [&](const int64_t *at) {
             const T *row = x + at[0];
             const T *next_x = row + x_step, *next_residual = residual + at[3] + residual_step;
-            float squares;
-            if (with_residual) {
-                T *h_row = h + at[2];
-                squares = add_row(h_row, row, residual + at[3], n);
-                row = h_row;
-            } else {
-                squares = sum_of_squares(row, n);
-            }
-            const float scale = 1.0f / std::sqrt(squares * inverse_n + eps);
+            const T *residual_row = residual + at[3];
+            T *h_row = h + at[2];
             Y *y_row = y + at[1];
-            if (large && stream_aligned(y_row)) {
-                scale_row<true, kRounding>(y_row, row, w, n, scale, next_x, next_residual);
-            } else {
-                scale_row<false, kRounding>(y_row, row, w, n, scale, next_x, next_residual);
+            const auto finish = [&](float squares, const auto &v) {
+                const float scale = 1.0f / std::sqrt(squares * inverse_n + eps);
+                if (large && stream_aligned(y_row)) {
+                    scale_row<true, kRounding>(y_row, v, w, n, scale, next_x, next_residual);
+                } else {
+                    scale_row<false, kRounding>(y_row, v, w, n, scale, next_x, next_residual);
+                }
+            };
+            if constexpr (sizeof(T) == 2) {
+                if (wide) { // both passes add, because h, which may be x or residual, has the rounded sum alone
+                    return finish(wide_sum_of_squares(row, residual_row, n), [=](int64_t i, auto lanes) {
+                        const VecF v = load_at(row, i, lanes) + load_at(residual_row, i, lanes);
+                        store_at(h_row, i, v, lanes);
+                        return v;
+                    });
+                }
             }
+            const float squares = with_residual ? add_row(h_row, row, residual_row, n) : sum_of_squares(row, n);
+            row = with_residual ? h_row : row;
+            finish(squares, [row](int64_t i, auto lanes) { return load_at(row, i, lanes); });
         });
         stream_fence();
     });
@@ -101,7 +118,7 @@ void norm_rows_double(const rms_norm::Args &a) {
     const bool with_residual = a.h.dtype != INFINI_DTYPE_INVALID;
     const TensorView &h_view = with_residual ? a.h : a.x, &r_view = with_residual ? a.residual : a.x;
     const auto *w = a.weight.as<const double>();
-    const double offset = a.rounding == Rounding::kGemma ? 1 : 0;
+    const double offset = order_of(a.rounding) == Rounding::kGemma ? 1 : 0;
     const TensorView *const views[] = {&a.x, &a.y, &h_view, &r_view};
     const RowIterator<4> rows(views);
     parallel_for(rows.count(), a.x.numel() * 16, [&](int64_t begin, int64_t end) {
@@ -129,13 +146,13 @@ void norm_rows_double(const rms_norm::Args &a) {
 }
 
 template <typename T, typename W> void norm_rows(const rms_norm::Args &a) {
-    switch (a.rounding) {
-    case Rounding::kOnce:
-        return norm_rows<T, W, T, Rounding::kOnce>(a);
+    switch (order_of(a.rounding)) {
     case Rounding::kLlama:
         return norm_rows<T, W, W, Rounding::kLlama>(a); // the output has the dtype of the weight, which is wider
     case Rounding::kGemma:
         return norm_rows<T, W, T, Rounding::kGemma>(a);
+    default:
+        return norm_rows<T, W, T, Rounding::kOnce>(a);
     }
 }
 

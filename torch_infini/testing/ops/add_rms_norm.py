@@ -9,23 +9,23 @@ import torch
 from torch import Tensor
 
 from ...ops.add_rms_norm import SPEC
-from ...ops.rms_norm import ROUNDINGS
+from ...ops.rms_norm import ROUNDINGS, order_of
 from ..c_door import c_op
 from ..c_ops import CErrorCase, CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from .rms_norm import INFO as NORM
-from .rms_norm import norm_inputs
+from .rms_norm import norm_inputs, normalized
 from .rms_norm import peer as norm_peer
-from .rms_norm import reference as norm_reference
 
 
 def reference(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0
 ) -> tuple[Tensor, Tensor]:
-    # The sum is rounded once, as the op does; everything after it is float64. float + float is exact in float64, so
-    # this rounds once.
-    h = (x.double() + residual.double()).to(x.dtype)
-    return norm_reference(h, weight, eps, rounding), h.double()
+    # float + float is exact in float64, so this rounds once.
+    wide = x.double() + residual.double()
+    h = wide.to(x.dtype).double()
+    summed = wide if rounding >= ROUNDINGS["wide_once"] else h
+    return normalized(summed, x.dtype, weight, eps, order_of(rounding)), h
 
 
 def peer(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> tuple[Tensor, Tensor]:
@@ -51,6 +51,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         x, residual, weight = inputs(dtype, 5, 100)
         yield Sample(rounding, (x, residual, weight, 1e-5, number))
         yield Sample(f"{rounding}, float32 weight", (x, residual, weight.float(), 1e-5, number))
+    yield Sample("long rows, wide sum", (*inputs(dtype, 2, 16387), 1e-5, ROUNDINGS["wide_once"]))
 
 
 def errors() -> Iterator[ErrorCase]:

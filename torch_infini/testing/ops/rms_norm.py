@@ -7,17 +7,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...ops.rms_norm import ROUNDINGS, SPEC
+from ...ops.rms_norm import ROUNDINGS, SPEC, order_of
 from ..c_door import c_op
 from ..op_info import TOLERANCES, Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
 def reference(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Tensor:
-    x64 = x.double()
+    return normalized(x.double(), x.dtype, weight, eps, order_of(rounding))
+
+
+def normalized(x64: Tensor, dtype: torch.dtype, weight: Tensor, eps: float, order: int) -> Tensor:
+    """Compute the norm of a float64 tensor in one of the first three modes; "llama" rounds to dtype."""
     value = x64 * torch.rsqrt(x64.pow(2).mean(-1, keepdim=True) + eps)
-    if rounding == ROUNDINGS["llama"]:
-        return value.to(x.dtype).double() * weight.double()
-    return value * (weight.double() + (rounding == ROUNDINGS["gemma"]))
+    if order == ROUNDINGS["llama"]:
+        return value.to(dtype).double() * weight.double()
+    return value * (weight.double() + (order == ROUNDINGS["gemma"]))
 
 
 def peer(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Tensor:
@@ -78,7 +82,11 @@ def errors() -> Iterator[ErrorCase]:
         (x, weight, 1e39),
         op + "eps must be a finite number of at least 0 and at most 3.40282e+38, got 1e+39",
     )
-    yield ErrorCase("rounding", (x, weight, 1e-6, 3), op + "rounding must be 0 (once), 1 (llama) or 2 (gemma), got 3")
+    yield ErrorCase(
+        "rounding",
+        (x, weight, 1e-6, 6),
+        op + "rounding must be 0 (once), 1 (llama), 2 (gemma), 3 (wide_once), 4 (wide_llama) or 5 (wide_gemma), got 6",
+    )
     yield ErrorCase("meta weight", (x, weight.to("meta")), op + "weight must be on the device of x, cpu, got meta")
     yield ErrorCase(
         "out shape", (x, weight), op + "out must have the shape of x, [2, 16], got [2, 15]", {"out": torch.empty(2, 15)}
@@ -92,7 +100,7 @@ def errors() -> Iterator[ErrorCase]:
 
 
 def cost(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Cost:
-    out = x.numel() * (weight if rounding == ROUNDINGS["llama"] else x).element_size()
+    out = x.numel() * (weight if order_of(rounding) == ROUNDINGS["llama"] else x).element_size()
     return Cost(bytes=nbytes(x, weight) + out, flops=4 * x.numel())
 
 
