@@ -31,6 +31,8 @@ STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most th
 # The Python module of compat.infinicore, for one Python: a wheel holds the one of the Python that built it.
 MODULE = "_infinicore"
 MODULE_FILE = f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+# INFINI_COMPAT=0 leaves out torch_infini/compat with that module: nothing else needs them.
+WITH_COMPAT = os.environ.get("INFINI_COMPAT") != "0"
 # Device `infini`, for one release of torch: the stable ABI has no device. Older releases lack what it overrides.
 DEVICE = "libinfini_device"
 OLDEST_TORCH_OF_DEVICE = (2, 13)
@@ -382,7 +384,9 @@ def choose_cuda(torch_cuda: str | None) -> tuple[str | None, str]:
 
 
 def module_flags() -> tuple[str | None, str]:
-    """(how the sources of _infinicore are compiled, or None; why it cannot be built here)."""
+    """(how the sources of _infinicore are compiled, or None; why it is not built here)."""
+    if not WITH_COMPAT:
+        return None, "INFINI_COMPAT=0"
     if IS_CROSS:
         return None, f"a cross build for {MACHINE} has no Python of that machine"
     python = Path(sysconfig.get_path("include"))

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # which pip's builds leave out
 
@@ -35,6 +36,7 @@ from build_rules import (
     MODULE_FILE,
     OLDEST_TORCH,
     ROOT,
+    WITH_COMPAT,
     check_compiler,
     choose_cuda,
     copy_pybind11,
@@ -68,6 +70,31 @@ class BuildKernels(Command):
     def run(self) -> None:
         with exclusive():
             run_ninja(ninja_file(None, None, demo_levels(self.demo)), "kernels")
+
+
+class BuildPython(build_py):
+    """Copies the package's files, without compat where INFINI_COMPAT=0 leaves it out."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if not WITH_COMPAT:
+            self.packages = [name for name in self.packages if not f"{name}.".startswith("torch_infini.compat.")]
+
+    def find_data_files(self, package: str, folder: str) -> list[str]:
+        files = super().find_data_files(package, folder)
+        if WITH_COMPAT:
+            return files
+        # Files of a folder that is no package count as data of the one above; the module may be an earlier build's.
+        paths = {file: Path(file).relative_to(folder) for file in files}
+        return [file for file, path in paths.items() if path.parts[0] != "compat" and not path.match(f"{MODULE}.*")]
+
+    def run(self) -> None:
+        if not WITH_COMPAT and not self.editable_mode:
+            package = Path(self.build_lib) / "torch_infini"
+            shutil.rmtree(package / "compat", ignore_errors=True)  # of an earlier build
+            for module in (package / "lib").glob(f"{MODULE}.*"):
+                module.unlink()
+        super().run()
 
 
 class NinjaBuild(build_ext):
@@ -274,7 +301,7 @@ if __name__ == "__main__":
         long_description=page_for_an_index(),
         long_description_content_type="text/markdown",
         ext_modules=[Extension(f"torch_infini.lib.{library}", sources=[]) for library in built],
-        cmdclass={"build_ext": NinjaBuild, "build_kernels": BuildKernels},
+        cmdclass={"build_ext": NinjaBuild, "build_kernels": BuildKernels, "build_py": BuildPython},
         # Without a torch, pip's build gets the pinned release, and so does the installation; the kernels need none.
         setup_requires=[] if has_torch or "build_kernels" in sys.argv else [PINNED_TORCH],
         install_requires=[f"torch>={OLDEST_TORCH}" if has_torch else PINNED_TORCH],

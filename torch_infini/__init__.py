@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import distributed, ops
 from ._core.import_hooks import after_import
+from ._core.left_out import HAS_COMPAT
 from ._core.library import cpu_capabilities, cpu_capability
 
 if TYPE_CHECKING:
@@ -78,6 +79,9 @@ __all__ = [
     "weights",
 ]
 
+if not HAS_COMPAT:
+    __all__.remove("compat")
+
 # The parts whose names stand here, and the names that differ.
 _PARTS = {
     "engine": ("LLM", "AsyncLLM", "Engine", "EngineConfig", "LoRARequest", "SamplingParams", "StructuredOutputsParams"),
@@ -103,7 +107,8 @@ def __getattr__(name: str) -> Any:
             found = getattr(import_module(f".{part}", __name__), _RENAMED.get(name, name))
             globals()[name] = found
             return found
-    if name in __all__ or name == "serve":  # which is not in __all__: it needs packages of an extra
+    # serve is not in __all__, for it needs packages of an extra; compat may be left out, which its import says.
+    if name in __all__ or name in ("serve", "compat"):
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

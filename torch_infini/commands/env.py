@@ -15,6 +15,7 @@ import torch
 from .. import __version__, ops
 from .._core import attention, products
 from .._core.cpu import cpu_name
+from .._core.left_out import HAS_COMPAT
 from .._core.library import (
     CPU_CAPABILITIES,
     PATH,
@@ -73,7 +74,7 @@ def cuda_driver() -> str | None:
 def build() -> str:
     """Describe which parts were built."""
     if is_whole():
-        return "whole"
+        return "whole" if HAS_COMPAT else "without compat, for scripts of infinicore and infinilm (INFINI_COMPAT=0)"
     levels = ", ".join(cpu_capabilities())
     absent = "C interface, infinicore, runtime.record, device infini"
     return f"what `make demo` runs: kernels of {levels}; not built: {absent} (`make build` builds all)"

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from types import ModuleType, TracebackType
 from typing import Any
 
-from .. import compat
 from ..distributed import prepare_workers
 from . import transformers4
 from .errors import CommandError
@@ -36,6 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     argv = arguments.module or arguments.script
     if not argv:
         raise CommandError("there must be a SCRIPT, or -m MODULE")
+    try:
+        from .. import compat
+    except ModuleNotFoundError as error:  # a build may leave it out
+        raise CommandError(str(error)) from None
     body = module_body(argv[0]) if arguments.module else script_body(argv[0])
     sys.argv = argv
     try:
@@ -89,6 +92,8 @@ def script_body(path: str) -> Callable[[], Any]:
 
 def module_body(name: str) -> Callable[[], Any]:
     """Prepare a module, or a package's __main__."""
+    from .. import compat
+
     # runpy gets code from a loader, and an alias's loader has none: run the real module.
     real = compat.AliasFinder(compat.ALIASES).target(name) or name
     return lambda: runpy.run_module(real, run_name="__main__", alter_sys=True)
