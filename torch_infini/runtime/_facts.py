@@ -1,13 +1,17 @@
-"""OpFacts: properties of an op that recordings need, derived once from its schema."""
+"""OpFacts: properties of an op that recordings need, derived once from its schema; CallMode, which sees their calls."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..ops import REGISTRY
+from ..ops import REGISTRY, Provider, chosen_providers
+from ._plan import WritingCall
 
 _aten = torch.ops.aten
 _ALLOCATIONS = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided)
@@ -53,6 +57,11 @@ class OpFacts:
         op = name if name in REGISTRY else name.removesuffix("_")
         self.kernel = op if func.namespace == "infini" and op in REGISTRY else None
 
+    @property
+    def provider(self) -> Provider | None:
+        """The provider that is chosen for the op on the CPU, which Python calls; None: our kernel computes it."""
+        return next((p for p in chosen_providers("cpu") if p.op == self.kernel), None) if self.kernel else None
+
     @cached_property
     def form(self) -> OutForm | None:
         """The op's out form; None: there is none, or it writes into its arguments itself."""
@@ -69,6 +78,27 @@ class OutForm(NamedTuple):
     func: torch._ops.OpOverload
     arguments: set[str]
     outs: list[str]
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], results: Iterable[Tensor | None]) -> WritingCall:
+        """Return the call that writes into the results of a functional one."""
+        kept = {name: value for name, value in kwargs.items() if name in self.arguments}
+        return WritingCall(self.func, args, {**kept, **dict(zip(self.outs, results, strict=True))})
+
+
+class CallMode(TorchDispatchMode):
+    """Base of the modes that see a thread's calls of ops."""
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler to skip it: a second, in the first decode step of a process
+
+    def decompose(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a composite op such as reshape as its parts, which come here: in inference mode it is not one before."""
+        with self:
+            return facts.func.decompose(*args, **kwargs)
 
 
 facts_of = cache(OpFacts)

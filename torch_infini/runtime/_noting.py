@@ -20,11 +20,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._core.library import emulates_cuda
-from ..ops import chosen_providers
-from ._facts import STAYS, OpFacts, facts_of
+from ._facts import STAYS, CallMode, OpFacts, facts_of
 from ._graph import op_failed
 from ._kernel_calls import check_call
 from ._memory import Blocks, StorageView, views_of
@@ -84,16 +82,12 @@ class ReadGuard(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class CaptureGuard(TorchDispatchMode):
+class CaptureGuard(CallMode):
     """Raises for calls that a capture on CUDA would run only once, and not in run()."""
 
     def __init__(self, device: torch.device) -> None:
-        TorchDispatchMode.__init__(self)
+        super().__init__()
         self._device = device
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as programs._ProgramRecorder
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -120,7 +114,7 @@ class CaptureGuard(TorchDispatchMode):
                 )
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(CallMode):
     """Notes the calls of the thread that enters it.
 
     Attributes:
@@ -130,7 +124,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, noted: Callable[[str], object], active: Callable[[], bool]) -> None:
         """Note calls while active() is true, and run them otherwise; `noted` is called with each noted op's name."""
-        TorchDispatchMode.__init__(self)
+        super().__init__()
         self._active = active
         self.calls: list[NotedCall] = []
         self.blocks = Blocks()
@@ -142,10 +136,6 @@ class Recorder(TorchDispatchMode):
     def _fakes(self) -> FakeTensorMode:
         """The mode of fakes; made on demand, because the first of a process imports torch._dynamo, in about 1 s."""
         return FakeTensorMode(allow_fallback_kernels=False)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as programs._ProgramRecorder
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -190,8 +180,7 @@ class Recorder(TorchDispatchMode):
         _check(facts, tensors)
         if func.namespace != "infini":
             if facts.decomposes:
-                with self:  # in inference mode composite ops such as reshape are not decomposed before
-                    return func.decompose(*args, **kwargs)
+                return self.decompose(facts, args, kwargs)
             if facts.is_view or func in STAYS:
                 return func(*args, **kwargs)
             if facts.returns_values:
@@ -226,26 +215,19 @@ class Recorder(TorchDispatchMode):
         found: FakeResults,
     ) -> None:
         """Note a call. `made` has the tensors for its results, None for results that are arguments."""
-        func = facts.func
+        call = WritingCall(facts.func, args, kwargs)
         count = sum(tensor is not None for tensor in made)
         copies = count > 0
-        if copies and func in _COPIES:
-            func, args, kwargs, copies = _aten.copy_.default, (made[0], args[0]), {}, False
+        if copies and facts.func in _COPIES:
+            call, copies = WritingCall(_aten.copy_.default, (made[0], args[0]), {}), False
         elif copies and count == len(made) and (form := facts.form) is not None:
-            kwargs = {name: value for name, value in kwargs.items() if name in form.arguments}
-            kwargs.update(zip(form.outs, made, strict=True))
-            func, copies = form.func, False
-        call, native = WritingCall(func, args, kwargs), not copies and self._native(facts)
+            call, copies = form.call(args, kwargs, made), False
+        native = not copies and self._has_kernels and facts.kernel is not None and facts.provider is None
         if native and not facts.has_group and not found.is_checked:  # other ranks would wait
             check_call(call)
-            found.is_checked = func is not facts.func  # not for in-place ops, whose arguments may overlap
+            found.is_checked = call.func is not facts.func  # not for in-place ops, whose arguments may overlap
         targets = [self.blocks.describe(t) for t in made] if copies else None
         self._keep(facts.name, NotedCall(call.mapped(self.blocks.describe), native, targets))
-
-    def _native(self, facts: OpFacts) -> bool:
-        """Return whether the op runs without Python: it has a kernel, and no provider is chosen for it."""
-        op = facts.kernel
-        return op is not None and self._has_kernels and not any(p.op == op for p in chosen_providers("cpu"))
 
     def _fake_results(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeResults:
         """Call the op with fakes, once for all equal calls; RuntimeError for results that depend on values."""

@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._core.devices import backing_type
 from .._core.library import emulates_cuda
-from ..ops import REGISTRY, chosen_providers
-from ._facts import OpFacts, facts_of
+from ._facts import CallMode, OpFacts, facts_of
 from ._kernel_calls import KernelCalls
 from ._memory import Blocks, PlannedMemory, StorageView, views_of
 from ._plan import WritingCall, noting, refuse_inside, tensors_of
@@ -128,7 +126,7 @@ class Program:
         return self.outputs
 
 
-class _ProgramRecorder(TorchDispatchMode):
+class _ProgramRecorder(CallMode):
     """Runs and records the ops that fn calls; raises for those that cannot be replayed.
 
     Attributes:
@@ -138,15 +136,11 @@ class _ProgramRecorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)
+        super().__init__()
         self.calls: list[WritingCall] = []
         self.blocks = Blocks()
         self.device = torch.device("cpu")
         self._any = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import its compiler to skip it: a second, in the first decode step of a process
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -160,8 +154,7 @@ class _ProgramRecorder(TorchDispatchMode):
             if facts.allocates:
                 return self._keep(func(*args, **kwargs))
             if facts.decomposes:
-                with self:  # in inference mode composite ops such as reshape are not decomposed before
-                    return func.decompose(*args, **kwargs)
+                return self.decompose(facts, args, kwargs)
             if func.namespace == "aten" and facts.is_view:
                 return func(*args, **kwargs)
         raise RuntimeError(
@@ -170,19 +163,20 @@ class _ProgramRecorder(TorchDispatchMode):
         )
 
     def _note(self, facts: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        func, op = facts.func, facts.kernel
-        if op is None and not facts.is_mutable:
+        func, form = facts.func, facts.form
+        if facts.kernel is None and not facts.is_mutable:
             raise RuntimeError(f"{_OP}: every op must have an out form or write into its arguments, got {func}")
-        if provider := next((p for p in chosen_providers("cpu") if p.op == op), None):
+        if provider := facts.provider:
             raise RuntimeError(
-                f"{_OP}: every op must have our kernel, which needs no Python, got {op} from provider {provider.name!r}"
+                f"{_OP}: every op must have our kernel, which needs no Python, got {provider.op} from provider "
+                f"{provider.name!r}"
             )
         result = func(*args, **kwargs)
-        if op is not None and not facts.is_mutable:
-            spec, results = REGISTRY[op], result if isinstance(result, tuple) else (result,)
-            self._keep(results)
-            func, kwargs = spec.out, {**kwargs, **dict(zip(spec.out_names, results, strict=True))}
-        self.calls.append(WritingCall(func, args, kwargs).mapped(self.blocks.describe))
+        call = WritingCall(func, args, kwargs)
+        if form is not None:
+            self._keep(result)
+            call = form.call(args, kwargs, result if isinstance(result, tuple) else (result,))
+        self.calls.append(call.mapped(self.blocks.describe))
         return result
 
     def _keep(self, made: Any) -> Any:
