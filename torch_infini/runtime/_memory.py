@@ -6,14 +6,17 @@ program() and record() share this module.
 from __future__ import annotations
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+_LONG = 32  # calls of a life from which a block is not noted in each
 _ALIGNMENT = 64  # bytes: a cache line, and the alignment of torch's own memory
 
 
@@ -160,19 +163,34 @@ def plan_memory(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tup
     The largest block is placed first, each at the lowest free offset. Sizes and offsets are in bytes.
     """
     offsets: dict[int, int] = {}
-    placed: list[tuple[int, int, int, int]] = []  # (offset, end, first call, last call)
+    total = 0
+    # (offset, end) of the blocks placed so far, by each call of their lives and by the first one: beside a block are
+    # those that are alive at its first call, and those that begin later in its life. A few that live long are looked
+    # through one by one instead.
+    alive: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    begun: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    long_lived: list[tuple[int, int, int, int]] = []  # (offset, end, first call, last call)
     for key in sorted(lives, key=lambda key: -sizes[key]):
         size = -(-sizes[key] // _ALIGNMENT) * _ALIGNMENT
         first, last = lives[key]
         offset = 0
-        for other, end, other_first, other_last in placed:
-            if other_first <= last and first <= other_last:
-                if offset + size <= other:
-                    break
-                offset = max(offset, end)
+        beside: Iterable[tuple[int, int]]
+        beside = ((at, end) for at, end, begins, ends in long_lived if begins <= last and first <= ends)
+        if short_lived := [*alive[first], *chain(*(begun.get(when, ()) for when in range(first + 1, last + 1)))]:
+            beside = sorted([*beside, *short_lived])
+        for other, end in beside:
+            if offset + size <= other:
+                break
+            offset = max(offset, end)
         offsets[key] = offset
-        insort(placed, (offset, offset + size, first, last))
-    return offsets, max((end for _, end, _, _ in placed), default=0)
+        total = max(total, offset + size)
+        if last - first > _LONG:
+            insort(long_lived, (offset, offset + size, first, last))
+            continue
+        begun[first].append((offset, offset + size))
+        for when in range(first, last + 1):
+            alive[when].append((offset, offset + size))
+    return offsets, total
 
 
 def _storage_key(tensor: Tensor) -> int:
