@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -53,63 +52,6 @@ def llm(folder: Path) -> LLM:
 def asking(seed: int = 0, **form: Any) -> SamplingParams:
     more = {name: form.pop(name) for name in ("n", "logprobs", "max_tokens") if name in form}
     return SamplingParams(seed=seed, structured_outputs=StructuredOutputsParams(**form), **{"max_tokens": 300, **more})
-
-
-def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
-    kinds = ["integer", "number", "boolean", "null", "string", "enum", "const"]
-    kind = rng.choice(kinds if depth > 1 else [*kinds, "object", "object", "array", "anyOf", "ref"])
-    if kind == "object":
-        names = rng.sample(["a", "b c", "ü", 'q"', "long_name", "0"], rng.randint(1, 3))
-        properties = {name: random_schema(rng, depth + 1) for name in names}
-        required = [name for name in names if rng.random() < 0.7]
-        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    if kind == "array":
-        return {"type": "array", "items": random_schema(rng, depth + 1), "minItems": rng.randint(0, 2), "maxItems": 3}
-    if kind == "anyOf":
-        return {"anyOf": [random_schema(rng, depth + 1) for _ in range(2)]}
-    if kind == "ref":
-        return {
-            "$defs": {"one": random_schema(rng, 2)},
-            "type": "array",
-            "items": {"$ref": "#/$defs/one"},
-            "maxItems": 2,
-        }
-    if kind == "integer":
-        least = rng.randint(-50, 50)
-        return {"type": "integer", "minimum": least, "maximum": least + rng.randint(0, 1000)}
-    if kind == "number":
-        return {"type": "number", "minimum": -1, "maximum": 1}
-    if kind == "string":
-        return {"type": "string", **rng.choice([{"maxLength": 6}, {"pattern": "^[a-f]{2,4}$"}, {"format": "date"}])}
-    if kind == "enum":
-        return {"enum": rng.sample(["x", "y", 1, 2.5, None, True], 3)}
-    return {"const": "fixed"} if kind == "const" else {"type": kind}
-
-
-def schemas(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield schemas of objects, with references that a nested one may have moved to the root."""
-    rng = random.Random(seed)
-    while count:
-        schema = random_schema(rng)
-        if schema.get("type") == "object" and "$ref" not in json.dumps(schema) or "$defs" in schema:
-            count -= 1
-            yield schema
-
-
-@pytest.mark.parametrize("count", [40, pytest.param(300, marks=pytest.mark.full)])
-def test_random_schemas(llm: LLM, count: int) -> None:
-    found = list(schemas(count, seed=count))
-    outputs = llm.generate(
-        [[1, 2, 3]] * count, [asking(i, json=schema) for i, schema in enumerate(found)], use_tqdm=False
-    )
-    finished = 0
-    for schema, output in zip(found, outputs, strict=True):
-        completion = output.outputs[0]
-        assert completion.error is None and completion.finish_reason in ("stop", "length")
-        if completion.finish_reason == "stop":
-            jsonschema.validate(json.loads(completion.text), schema)
-            finished += 1
-    assert finished > 0.8 * count
 
 
 def test_other_forms(llm: LLM) -> None:
