@@ -88,6 +88,7 @@ pictures: build
 
 fuzz: build $(VENV)/.fuzz
 	$(PY) tests/fuzz/infiniop.py --seconds $(SECONDS)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) tests/fuzz/server.py --seconds $(SECONDS)
 
 build: $(VENV)/.test
 	@$(PY) -W ignore setup.py -q build_ext --inplace
@@ -102,7 +103,8 @@ $(VENV)/.demo $(VENV)/.test: pyproject.toml .ci/constraints.txt
 	@$(PYTHON) .ci/set_up.py $(VENV) $(TORCH) $(patsubst .%,%,$(notdir $@))
 
 $(VENV)/.fuzz: $(VENV)/.test
-	@$(PY) -c 'import hypothesis' 2>/dev/null || $(PY) -m pip install -q -c .ci/constraints.txt hypothesis
+	@$(PY) -c 'import hypothesis, schemathesis' 2>/dev/null \
+	  || $(PY) -m pip install -q -c .ci/constraints.txt hypothesis schemathesis
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test

@@ -174,6 +174,7 @@ def test_the_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not store.remove("large")
 
 
+NAN = float("nan")
 WRONG: list[tuple[dict[str, Any], str | None, str]] = [
     ({"input": None}, "input", "must"),
     ({"input": []}, "input", "must be a text, or from 1 to 4096 items, got 0"),
@@ -209,12 +210,20 @@ WRONG: list[tuple[dict[str, Any], str | None, str]] = [
     ({"truncation": "auto"}, "truncation", "must be 'disabled'"),
     ({"other": 1}, "other", "must be a field of this request"),
     ({"max_output_tokens": 0}, "max_output_tokens", "must be greater than or equal to 1"),
+    # What an answer repeats.
+    ({"metadata": NAN}, "metadata", "must be a valid dictionary"),
+    ({"metadata": {"a": 1}}, "metadata.a", "must be a valid string"),
+    ({"metadata": {"a": "\ud800"}}, "metadata.a", "must be text that UTF-8 can encode"),
+    ({"tools": [{"type": "function", "name": "f", "parameters": {"x": NAN}}]}, "tools", "must have finite numbers"),
+    ({"text": {"verbosity": NAN}}, "text", "must have finite numbers"),
+    ({"reasoning": {"summary": "\ud800"}}, "reasoning", "text that UTF-8 can encode"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "param", "rule"), WRONG)
 def test_bodies_that_are_refused(service: Service, fields: dict[str, Any], param: str | None, rule: str) -> None:
-    answer = ask(service, "POST", PATH, json={"model": MODEL, "input": "x", **fields})
+    content = json.dumps({"model": MODEL, "input": "x", **fields})
+    answer = ask(service, "POST", PATH, content=content, headers={"content-type": "application/json"})
     error = answer.json()["error"]
     assert answer.status_code == 400 and rule in error["message"], error
     assert error["param"] == param or (param == "input" and error["param"].startswith("input")), error

@@ -5,6 +5,7 @@ Each follows from its seed. Most describe texts that end soon, so that a model w
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -105,11 +106,11 @@ def string(rng: random.Random) -> Schema:
 
 
 def enum(rng: random.Random) -> Schema:
-    return {"enum": rng.sample(VALUES, rng.randint(1, 5))}
+    return {"enum": copy.deepcopy(rng.sample(VALUES, rng.randint(1, 5)))}
 
 
 def const(rng: random.Random) -> Schema:
-    return {"const": rng.choice(VALUES)}
+    return {"const": copy.deepcopy(rng.choice(VALUES))}
 
 
 def plain(rng: random.Random) -> Schema:

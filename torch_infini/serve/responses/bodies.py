@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from ..encoding import to_json
 from ..errors import ApiError, invalid, shown
 from ..fields import Body, check_utf8
 from ..schemas import ChatBody
@@ -18,7 +19,6 @@ Item = dict[str, Any]
 # Fields that are accepted besides those below: they have no effect, or must have one of these values.
 WITHOUT_EFFECT = {
     "include",  # of what this server does not have, or always gives
-    "metadata",
     "prompt_cache_key",
     "prompt_cache_retention",
     "safety_identifier",
@@ -29,6 +29,7 @@ WITHOUT_EFFECT = {
 NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "top_logprobs": (0,), "truncation": ("disabled",)}
 TEXTS = ("input_text", "output_text", "text")
 LARGEST_INPUT = 4096  # items
+REPEATED = ("tools", "tool_choice", "text", "reasoning")  # objects of the body that the answer has as they came
 
 
 class ResponsesBody(Body):
@@ -48,6 +49,7 @@ class ResponsesBody(Body):
     parallel_tool_calls: bool | None = None
     reasoning: Item | None = None
     text: Item | None = None
+    metadata: dict[Text, Text] | None = None
     max_tool_calls: int | None = None  # of tools that OpenAI's servers run: there are none
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -79,6 +81,12 @@ class ResponsesBody(Body):
             messages: Those of new_messages.
         """
         self.reject_unsupported()
+        for name in REPEATED:
+            try:
+                to_json(getattr(self, name))
+            except ValueError:  # from a body like {"tools": [{"x": NaN}]}, which Python's parser takes
+                rule = f"{name} must have finite numbers, and text that UTF-8 can encode, got others"
+                raise ApiError(400, rule, name) from None
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         fields: dict[str, Any] = {
             "model": self.model,

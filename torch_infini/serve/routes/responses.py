@@ -37,7 +37,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     fields = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "metadata": (body.model_extra or {}).get("metadata") or {},
+        "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": previous,
         "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
