@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from torch_infini import LLM, SamplingParams
+from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.engine import EmbeddingRequestOutput, PoolingParams
 from torch_infini.engine.pooling import PoolingDefaults, pooling_defaults
 from torch_infini.testing.checkpoints import SMALL, random_model, save_tokenizer
@@ -209,3 +210,33 @@ def test_states_that_are_not_finite(folder: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(RuntimeError, match="the prompt's embedding must be finite"):
         llm.embed("abc")
     assert llm.engine.is_idle
+
+
+def test_embeddings_of_async_llm(folder: Path) -> None:
+    """Beside a request that generates, all at once: the bits of LLM.embed; a cancelled one leaves nothing behind."""
+    wanted = LLM(folder, progress=False).embed(PROMPTS, pooling="mean")
+    params = SamplingParams.greedy(max_tokens=30, ignore_eos=True)
+
+    async def run() -> tuple[list[EmbeddingRequestOutput], AsyncLLM]:
+        async with AsyncLLM(folder, progress=False, chunk_size=16, max_num_seqs=3) as llm:
+            other = asyncio.create_task(llm.generate([9, 8, 7], params))
+            found = await asyncio.gather(*(llm.embed(prompt, pooling="mean") for prompt in PROMPTS))
+            assert len((await other).outputs[0].token_ids) == 30
+            left = asyncio.create_task(llm.embed(PROMPTS[3]))
+            await asyncio.sleep(0)
+            left.cancel()
+            for wrong in ({"pooling": "max"}, {"dimensions": 3}, {"normalize": 1}):
+                with pytest.raises(ValueError, match=f"torch_infini.LLM.embed: {next(iter(wrong))} must be"):
+                    await llm.embed([1], **wrong)  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="must"):
+                await llm.embed([])
+            while not llm.engine.is_idle:
+                await asyncio.sleep(0.01)
+        with pytest.raises(RuntimeError, match="must be open, got a closed one"):
+            await llm.embed([1])
+        return found, llm
+
+    found, llm = asyncio.run(run())
+    for one, other in zip(vectors(found), vectors(wanted), strict=True):
+        close(one, other)
+    assert llm.metrics().free_blocks == llm.metrics().blocks

@@ -17,7 +17,8 @@ from .engine import Engine, Prompt
 from .llm import LLM, Message
 from .loop_calls import LoopCalls
 from .lora import LoRARequest
-from .outputs import Metrics, RequestOutput, RequestOutputKind, of_kind
+from .outputs import EmbeddingRequestOutput, Metrics, RequestOutput, RequestOutputKind, embedding_of, of_kind
+from .pooling import Pooling
 from .sampling_params import SamplingParams
 from .sequence import Request
 
@@ -80,6 +81,30 @@ class AsyncLLM:
         """Answer a conversation: [{"role": "user", "content": "..."}, ...]. Otherwise as generate."""
         return await self.generate(self._llm.chat_prompt(messages), sampling_params)
 
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> EmbeddingRequestOutput:
+        """Compute the embedding of one prompt, in steps that other requests share; cancelling the task cancels it.
+
+        Args:
+            prompt: As generate.
+            pooling, normalize, dimensions: As LLM.embed.
+            lora_request: The prompt's adapter, or None.
+
+        Raises:
+            ValueError: For a prompt or settings that cannot be served, or a model that ranks share.
+            RuntimeError: If this is closed, its thread failed, or a step failed.
+        """
+        engine = self._llm.engine
+        request = engine.new_request(prompt, None, lora_request, engine.pooling.merge(pooling, normalize, dimensions))
+        outputs = [output async for output in self._outputs(request, None, None)]
+        return embedding_of(outputs[-1])
+
     async def stream(
         self,
         prompt: Prompt,
@@ -107,7 +132,7 @@ class AsyncLLM:
                     yield shaped
 
     async def _outputs(
-        self, prompt: Prompt, params: SamplingParams | None, lora_request: LoRARequest | None
+        self, prompt: Prompt | Request, params: SamplingParams | None, lora_request: LoRARequest | None
     ) -> AsyncGenerator[RequestOutput, None]:
         outputs: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
         request = self.add(prompt, params, partial(self.calls().add, outputs.put_nowait), lora_request)
