@@ -156,11 +156,13 @@ def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
         )
 
 
-def test_requests_come_to_all_ranks(tmp_path: Path) -> None:
+def test_requests_come_to_ranks_of_another_kind(tmp_path: Path) -> None:
+    """Neither torchrun's (test_followers.py) nor processes that this one has started: threads."""
     random_model("llama").save_pretrained(tmp_path)
-    for result in on_ranks(2, lambda tp_group: AsyncLLM(Llama.from_pretrained(tmp_path, tp_group=tp_group))):
-        assert isinstance(result, ValueError)
-        assert str(result).endswith("arrive in one process only, got the processes of torchrun")
+    results = on_ranks(2, lambda tp_group: AsyncLLM(Llama.from_pretrained(tmp_path, tp_group=tp_group)))
+    rules = ("the ranks must be those of torch.distributed or processes that this one starts", "the rank must be 0")
+    for result, rule in zip(results, rules, strict=True):
+        assert isinstance(result, ValueError) and rule in str(result)
 
 
 def test_workers_are_on_the_cpu() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config_file import OptionTable, read_text, warn_if_public
 from .errors import CommandError
-from .model import add_model_arguments, load_async
+from .model import add_model_arguments, load, load_async
 
 if TYPE_CHECKING:
     from ..engine import LoRARequest
@@ -128,6 +129,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given_arguments: argparse.Namespace) -> int:
     arguments = given_arguments.options.merge(given_arguments)
+    if arguments.tensor_parallel_size > 1 and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
+        return follow(arguments)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         from ..engine.lora import largest_rank
@@ -173,12 +176,7 @@ def run(given_arguments: argparse.Namespace) -> int:
         for listener in listeners:
             stack.enter_context(listener)
         try:
-            engine: dict[str, Any] = {name: getattr(arguments, name) for name in ENGINE}
-            engine = {name: value for name, value in engine.items() if value is not None}
-            engine["enable_prefix_caching"] = not arguments.no_enable_prefix_caching
-            engine["enforce_eager"] = arguments.enforce_eager
-            engine["reuse_generated"] = not arguments.no_reuse_generated
-            engine["generation_config"] = arguments.generation_config
+            engine = engine_settings(arguments)
             try:
                 if adapters:
                     engine |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": largest_rank(adapters)}
@@ -197,6 +195,36 @@ def run(given_arguments: argparse.Namespace) -> int:
         finally:
             if arguments.uds is not None:
                 remove_socket(arguments.uds)
+    return 0
+
+
+def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of LLM besides those of the model."""
+    numbers = {name: getattr(arguments, name) for name in ENGINE}
+    return {
+        **{name: value for name, value in numbers.items() if value is not None},
+        "enable_prefix_caching": not arguments.no_enable_prefix_caching,
+        "enforce_eager": arguments.enforce_eager,
+        "reuse_generated": not arguments.no_reuse_generated,
+        "generation_config": arguments.generation_config,
+    }
+
+
+def follow(arguments: argparse.Namespace) -> int:
+    """Compute the steps of rank 0's server, on another rank of torchrun.
+
+    Signals go to all ranks. Rank 0 drains and then ends the others, and its end alone does so too.
+    """
+    try:
+        llm = load(arguments, **engine_settings(arguments))
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        llm.follow()
+    except RuntimeError as error:
+        raise CommandError(f"rank 0 has ended, or a step failed: {error}") from error
     return 0
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from .._core.devices import INFINI
+from .followers import Followers, follow
 from .groups import communicator
 from .tensor_parallel import TPGroup, init_tp_group
 from .worker_process import prepare_workers
 from .workers import Workers
 
-__all__ = ["TPGroup", "Workers", "communicator", "init_tp_group", "prepare_workers"]
+__all__ = ["Followers", "TPGroup", "Workers", "communicator", "follow", "init_tp_group", "prepare_workers"]
 
 
 def _make_group(options: Any, backend_options: Any) -> Any:

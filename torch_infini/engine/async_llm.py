@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
+from ..distributed import Followers
 from .engine import Engine, Prompt
 from .llm import LLM, Message
 from .loop_calls import LoopCalls
@@ -33,7 +34,7 @@ class AsyncLLM:
         *args, **settings: As torch_infini.LLM; or an LLM, which nothing else may use until this object is closed.
 
     Raises:
-        ValueError: Under torchrun, where all processes would have to add the same requests at the same steps; as LLM.
+        ValueError: Under torchrun on another rank than 0; as LLM. The other ranks call LLM(...).follow() instead.
 
     Example:
         >>> async with AsyncLLM("path/to/model") as llm:
@@ -44,15 +45,18 @@ class AsyncLLM:
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._llm = args[0] if args and isinstance(args[0], LLM) and not settings else LLM(*args, **settings)
         tp_group = self._llm.engine.model.tp_group
+        self._followers: Followers | None = None
         if tp_group is not None and tp_group.workers is None:
-            raise ValueError(
-                "torch_infini.AsyncLLM: the model's ranks must be processes that this process starts, because "
-                "requests arrive in one process only, got the processes of torchrun"
-            )
+            if tp_group.rank != 0:
+                raise ValueError(
+                    "torch_infini.AsyncLLM: the rank must be 0, to which requests come (other ranks of torchrun call "
+                    f"torch_infini.LLM(...).follow()), got {tp_group.rank}"
+                )
+            self._followers = self._llm.engine.lead()
         self._thread = _EngineThread(self._llm.engine)
         self._calls: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = weakref.WeakKeyDictionary()
         # The thread holds no reference to this object, so that dropping it ends the thread.
-        self._finalizer = weakref.finalize(self, self._thread.stop)
+        self._finalizer = weakref.finalize(self, _close, self._thread, self._followers)
 
     async def generate(
         self,
@@ -182,8 +186,8 @@ class AsyncLLM:
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine's thread runs: it was not closed and has not failed."""
-        return self._thread.is_running
+        """Whether the engine's thread runs, and under torchrun all ranks: none was closed or has failed."""
+        return self._thread.is_running and (self._followers is None or self._followers.all_alive)
 
     def metrics(self) -> Metrics:
         """The engine's Metrics."""
@@ -207,6 +211,12 @@ class AsyncLLM:
 
     async def __aexit__(self, *exception: object) -> None:
         self.close()
+
+
+def _close(thread: _EngineThread, followers: Followers | None) -> None:
+    thread.stop()
+    if followers is not None:
+        followers.close()
 
 
 class _EngineThread:

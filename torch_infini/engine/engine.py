@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..distributed import Followers, follow
 from .blocks import BlockManager
 from .config import CACHE_BYTES, EngineConfig
 from .grammar import Grammars, Matcher
@@ -224,6 +225,20 @@ class Engine:
             self._adapters.use(lora_request, request)
         request.sequences.append(self._new_sequence(request, 0))
         return request
+
+    def lead(self) -> Followers:
+        """Send the steps to the other ranks of torchrun from now on: requests come to this rank, 0, alone.
+
+        Returns:
+            The other ranks, which must call follow; the caller closes them.
+        """
+        followers = Followers()
+        self._runner = TPRunner(self._runner, followers)  # type: ignore[arg-type]  # a Runner: torchrun's ranks have one
+        return followers
+
+    def follow(self) -> None:
+        """Compute the steps of rank 0, which leads, until it closes; RuntimeError if it ends without that."""
+        follow(self._runner)
 
     def compile_grammar(self, params: SamplingParams) -> Matcher | None:
         """Compile a request's structured_outputs, which is kept: a caller may do so beforehand, on any thread.

@@ -356,6 +356,19 @@ class LLM:
             self._step()
             return list(self.engine.outputs)
 
+    def follow(self) -> None:
+        """Compute the steps of the AsyncLLM of rank 0: what the other ranks of torchrun call, until that is closed.
+
+        Raises:
+            ValueError: Without torchrun, or on rank 0.
+            RuntimeError: If rank 0 ends without closing its AsyncLLM.
+        """
+        tp_group = self.engine.model.tp_group
+        if tp_group is None or tp_group.workers is not None or tp_group.rank == 0:
+            came = "no torchrun" if tp_group is None or tp_group.workers is not None else "rank 0"
+            raise ValueError(f"torch_infini.LLM.follow: the rank must be one of torchrun's above 0, got {came}")
+        self.engine.follow()
+
     def metrics(self) -> Metrics:
         """The engine's Metrics."""
         return self.engine.metrics()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoints import Activations
-from ..distributed import TPGroup, Workers
+from ..distributed import Followers, TPGroup, Workers
 from ..models import Llama
 from ..nn import Adapters, Batch, KVCache, MixedKVCache
 from .decode import DecodeSteps
@@ -184,10 +184,10 @@ class TPRunner:
 
     Args:
         runner: This process's Runner.
-        workers: Each holds a Worker (below), or an object with its methods.
+        workers: Each holds a Worker (below), or an object with its methods: a Runner, where they are Followers.
     """
 
-    def __init__(self, runner: Runner, workers: Workers) -> None:
+    def __init__(self, runner: Runner, workers: Workers | Followers) -> None:
         self._runner, self._workers = runner, workers
 
     @property
