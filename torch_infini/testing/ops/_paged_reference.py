@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...ops import REGISTRY
 from ._int8_cache import dequantized
-
-T = TypeVar("T")
 
 
 def distances(queries: int, keys: int, window: int) -> tuple[Tensor, Tensor]:
@@ -84,20 +78,6 @@ class PagedCall:
     def caches(self) -> tuple[Tensor, Tensor]:
         """Keys and values as the numbers that they stand for."""
         return dequantized(self.k_cache, self.k_scales), dequantized(self.v_cache, self.v_scales)
-
-
-def of_arguments(name: str, compute: Callable[[PagedCall], T]) -> Callable[..., T]:
-    """`compute` as a function of the arguments of the op `name`, for OpInfo."""
-    spec = REGISTRY[name]
-    signature = inspect.signature(spec.function)
-
-    def call(*args: Any, **named: Any) -> T:
-        return compute(PagedCall(**dict(zip(spec.arguments, args, strict=False)), **named))
-
-    parameters = [parameter for parameter in signature.parameters.values() if parameter.name in spec.arguments]
-    result = compute.__annotations__["return"]
-    call.__signature__ = signature.replace(parameters=parameters, return_annotation=result)  # type: ignore[attr-defined]
-    return call
 
 
 def attended(call: PagedCall) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from ...ops._panels import GROUP8, PANEL, TABLE4, Panels
 from ...ops.fused_experts import SPEC
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
+from ._of_arguments import of_arguments
 from .linear import inputs as linear_inputs
 from .linear_group8 import INFO as LINEAR_GROUP8
 from .linear_table4 import INFO as LINEAR_TABLE4
@@ -21,67 +23,70 @@ def activate(x: Tensor, activation: int) -> Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh") if activation else torch.nn.functional.silu(x)
 
 
-def product(x: Tensor, weight: Tensor, scales: Tensor | None) -> Tensor:
-    """Return x @ weight^T, rounded to the dtype of x, as float64."""
+def product(x: Tensor, weights: Tensor, scales: Tensor | None, e: int) -> Tensor:
+    """Return x @ weight^T of expert e, rounded to the dtype of x, as float64."""
     if scales is None:
-        return (x.double() @ weight.double().t()).to(x.dtype).double()
-    info = LINEAR_GROUP8 if weight.shape[-1] == GROUP8.block_bytes else LINEAR_TABLE4
-    result: Tensor = info.reference(x, weight, scales)
+        return (x.double() @ weights[e].double().t()).to(x.dtype).double()
+    info = LINEAR_GROUP8 if weights.shape[-1] == GROUP8.block_bytes else LINEAR_TABLE4
+    result: Tensor = info.reference(x, weights[e], scales[e])
     return result
 
 
-def reference(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    activation: int = 0,
-    gate_up_scales: Tensor | None = None,
-    down_scales: Tensor | None = None,
-) -> Tensor:
+@dataclass(frozen=True, kw_only=True)
+class ExpertsCall:
+    """The arguments of a call of fused_experts."""
+
+    x: Tensor
+    gate_up: Tensor
+    down: Tensor
+    index: Tensor
+    weights: Tensor
+    activation: int = 0
+    gate_up_scales: Tensor | None = None
+    down_scales: Tensor | None = None
+
+    @property
+    def inner(self) -> int:
+        """Columns of an expert's hidden values."""
+        return (self.gate_up if self.gate_up_scales is None else self.gate_up_scales).shape[1] // 2
+
+    def chosen(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield each expert that a token chose, the tokens, and its place among the choices of each."""
+        for e in self.index.unique().tolist():
+            yield e, *torch.where(self.index == e)
+
+
+def reference(call: ExpertsCall) -> Tensor:
     """Round where the op rounds; products, activations and the sum over experts are in float64."""
+    x = call.x
     y = torch.zeros(x.shape, dtype=torch.float64)
-    for e in index.unique().tolist():
-        tokens, places = torch.where(index == e)
-        gate, up = product(x[tokens], gate_up[e], None if gate_up_scales is None else gate_up_scales[e]).chunk(2, -1)
-        h = (activate(gate, activation) * up).to(x.dtype)
-        results = (
-            product(h, down[e], None if down_scales is None else down_scales[e])
-            * weights[tokens, places, None].double()
-        )
-        y.index_add_(0, tokens, results)
+    for e, tokens, places in call.chosen():
+        gate, up = product(x[tokens], call.gate_up, call.gate_up_scales, e).chunk(2, -1)
+        h = (activate(gate, call.activation) * up).to(x.dtype)
+        results = product(h, call.down, call.down_scales, e)
+        y.index_add_(0, tokens, results * call.weights[tokens, places, None].double())
     return y
 
 
-def peer(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    activation: int = 0,
-    gate_up_scales: Tensor | None = None,
-    down_scales: Tensor | None = None,
-) -> Tensor:
+def peer(call: ExpertsCall) -> Tensor:
     """A loop over the chosen experts, as transformers has it, with their weights in the dtype of x."""
-    inner = gate_up.shape[1] // 2 if gate_up_scales is None else gate_up_scales.shape[1] // 2
+    x = call.x
     y = torch.zeros_like(x)
-    for e in index.unique().tolist():
-        tokens, places = torch.where(index == e)
-        both = [dense(gate_up[e], gate_up_scales, e, x), dense(down[e], down_scales, e, x.new_empty(0, inner))]
-        gate, up = torch.nn.functional.linear(x[tokens], both[0]).chunk(2, -1)
-        h = torch.nn.functional.linear(activate(gate, activation) * up, both[1])
-        y.index_add_(0, tokens, (h * weights[tokens, places, None]).to(x.dtype))
+    for e, tokens, places in call.chosen():
+        gate_up = dense(call.gate_up, call.gate_up_scales, e, x.shape[1], x.dtype)
+        down = dense(call.down, call.down_scales, e, call.inner, x.dtype)
+        gate, up = torch.nn.functional.linear(x[tokens], gate_up).chunk(2, -1)
+        h = torch.nn.functional.linear(activate(gate, call.activation) * up, down)
+        y.index_add_(0, tokens, (h * call.weights[tokens, places, None]).to(x.dtype))
     return y
 
 
-def dense(weight: Tensor, scales: Tensor | None, e: int, x: Tensor) -> Tensor:
-    """Return the weight of expert e in the dtype of x, which has its columns."""
+def dense(weights: Tensor, scales: Tensor | None, e: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Return the weight of expert e."""
     if scales is None:
-        return weight
-    panels = GROUP8 if weight.shape[-1] == GROUP8.block_bytes else TABLE4
-    return panels.dequantize(weight, scales[e], x.shape[-1], x.dtype)
+        return weights[e]
+    panels = GROUP8 if weights.shape[-1] == GROUP8.block_bytes else TABLE4
+    return panels.dequantize(weights[e], scales[e], columns, dtype)
 
 
 def packed(panels: Panels, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -336,23 +341,12 @@ def errors() -> Iterator[ErrorCase]:
     )
 
 
-def cost(
-    x: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    index: Tensor,
-    weights: Tensor,
-    activation: int = 0,
-    gate_up_scales: Tensor | None = None,
-    down_scales: Tensor | None = None,
-) -> Cost:
-    chosen = len(index.unique())
-    scales = [tensor[:1] for tensor in (gate_up_scales, down_scales) if tensor is not None]
-    hidden = x.shape[1]
-    inner = gate_up.shape[1] // 2 if gate_up_scales is None else gate_up_scales.shape[1] // 2
+def cost(call: ExpertsCall) -> Cost:
+    of_experts = (call.gate_up, call.down, call.gate_up_scales, call.down_scales)
+    one = nbytes(*(tensor[:1] for tensor in of_experts if tensor is not None))
     return Cost(
-        bytes=2 * nbytes(x) + nbytes(index, weights) + chosen * nbytes(gate_up[:1], down[:1], *scales),
-        flops=2 * index.numel() * 3 * hidden * inner,
+        bytes=2 * nbytes(call.x) + nbytes(call.index, call.weights) + len(call.index.unique()) * one,
+        flops=2 * call.index.numel() * 3 * call.x.shape[1] * call.inner,
     )
 
 
@@ -374,12 +368,12 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
 
 INFO = OpInfo(
     **vars(SPEC),
-    reference=reference,
+    reference=of_arguments(SPEC.name, ExpertsCall, reference),
     samples=samples,
     errors=errors,
-    cost=cost,
+    cost=of_arguments(SPEC.name, ExpertsCall, cost),
     bench=bench,
-    peer=peer,
+    peer=of_arguments(SPEC.name, ExpertsCall, peer),
     # Where a product lies between two numbers, float and float64 round it to different ones: by one step in some of
     # the numbers that are summed up again.
     tolerances={

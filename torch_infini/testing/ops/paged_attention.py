@@ -16,7 +16,8 @@ from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._cuda_sums import attention_error
 from ._int8_cache import attention_comparison, quantize, scale_errors
 from ._int32 import with_int32
-from ._paged_reference import PagedCall, attended, decode_in_torch, first_seen, of_arguments, prefill_in_torch
+from ._of_arguments import of_arguments
+from ._paged_reference import PagedCall, attended, decode_in_torch, first_seen, prefill_in_torch
 
 
 def inputs(
@@ -420,12 +421,12 @@ def slack(expected: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, tables:
 
 def info(name: str, in_torch: Callable[[PagedCall], Tensor], **own: Any) -> OpInfo:
     """What proves the op; own: what differs between the two."""
-    reference = of_arguments(name, attended)
+    reference = of_arguments(name, PagedCall, attended)
     return OpInfo(
         **vars(REGISTRY[name]),
         reference=reference,
-        cost=of_arguments(name, cost_of),
-        peer=of_arguments(name, in_torch),
+        cost=of_arguments(name, PagedCall, cost_of),
+        peer=of_arguments(name, PagedCall, in_torch),
         compare=attention_comparison(reference),
         **own,
     )
