@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from support.serving import ask, save_model, send_raw, service_of, serving, wait_until
+from support.serving import ask, send_raw, service_of, serving, wait_until
 from torch_infini import AsyncLLM
 from torch_infini.serve import Service
 from torch_infini.serve import service as service_module
 
+pytest_plugins = ["support.serving_fixtures"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    torch.set_num_threads(1)
-    made = AsyncLLM(save_model(tmp_path_factory.mktemp("model")), max_num_seqs=4)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -16,42 +16,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from support.serving import Command, save_model, send_raw, service_of, serving, slow_down, wait_until
+from support.serving import Command, send_raw, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM
 from torch_infini.serve import ServeSettings, bind, bind_all
 from torch_infini.serve.connections import HEADROOM, LOG_INTERVAL, _Connection, connection_limit
 from torch_infini.serve.lifecycle import ACCEPT_BATCH
 
+pytest_plugins = ["support.serving_fixtures"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "/v1/completions"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: server\r\nContent-Type: application/json\r\nContent-Length: 40\r\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[AsyncLLM]:
-    torch.set_num_threads(1)
-    made = AsyncLLM(folder, max_num_seqs=4)
-    yield made
-    made.close()
 
 
 def connect(url: str) -> socket.socket:
@@ -308,7 +294,14 @@ def test_a_unix_socket_leaves_no_file(folder: Path, tmp_path: Path) -> None:
     command = Command(["serve", "--model", str(folder), "--uds", str(path)], tmp_path / "output")
     wait_until(lambda: "serving " in (tmp_path / "output").read_text() if (tmp_path / "output").exists() else False, 60)
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server") as client:
-        assert client.get("/health").status_code == 200
+
+        def responds() -> bool:
+            try:
+                return client.get("/health").status_code == 200
+            except httpx.TransportError:  # it is bound, and does not listen yet
+                return False
+
+        wait_until(responds)
     assert stat.S_ISSOCK(os.stat(path).st_mode)
     os.kill(command.process.pid or 0, signal.SIGTERM)
     command.process.join(60)

@@ -6,12 +6,10 @@ import base64
 import json
 import struct
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
@@ -20,6 +18,7 @@ from support.serving import MODEL, ask, save_model, send_raw, service_of, servin
 from torch_infini import LLM, AsyncLLM
 from torch_infini.serve import Service
 
+pytest_plugins = ["support.serving_fixtures"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 PATH = "/v1/embeddings"
 TEXTS = ["hello world", "naïve café ☕", "a"]
@@ -31,14 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "matryoshka_dimensions": [8, 16]}))
     return folder
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[AsyncLLM]:
-    torch.set_num_threads(1)
-    made = AsyncLLM(folder, max_num_seqs=4)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

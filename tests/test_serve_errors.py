@@ -10,13 +10,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
@@ -27,7 +25,6 @@ from support.serving import (
     Command,
     ask,
     events_of,
-    save_model,
     send_raw,
     server_of,
     service_of,
@@ -39,22 +36,10 @@ from torch_infini import AsyncLLM
 from torch_infini.__main__ import main
 from torch_infini.serve import ServeSettings, Service, bind
 
+pytest_plugins = ["support.serving_fixtures"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[AsyncLLM]:
-    torch.set_num_threads(1)
-    made = AsyncLLM(folder, max_num_seqs=4)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
@@ -26,24 +24,17 @@ pytest.importorskip("httpx2")
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from support.serving import ask, ask_app, save_model, send_raw, service_of, serving
+from support.serving import ask, ask_app, send_raw, service_of, serving
 from torch_infini import AsyncLLM
 from torch_infini.__main__ import main
 from torch_infini.serve import ServeSettings, Service, create_app
 from torch_infini.serve.routes import page
 
+pytest_plugins = ["support.serving_fixtures"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests" / "page"
 NODE = 18  # the release of Node that has its test runner
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    torch.set_num_threads(1)
-    made = AsyncLLM(save_model(tmp_path_factory.mktemp("model")))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,10 @@ pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from support.serving import Command, save_model, wait_until
+from support.serving import Command, wait_until
 from torch_infini import LLM, SamplingParams
 
+pytest_plugins = ["support.serving_fixtures"]
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="the ranks meet in /dev/shm"),
@@ -30,11 +31,6 @@ MESSAGES = [{"role": "user", "content": "hello world"}]
 BODY = {"messages": MESSAGES, "temperature": 0, "stream": True, "ignore_eos": True}
 NEW = 480
 QUICKLY = 5.0  # seconds, on a busy machine: nothing may wait for INFINI_CCL_TIMEOUT, 300 s
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -12,35 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
 
 import httpx2 as httpx
 
-from support.serving import MODEL, Command, ask, save_model, send_raw, service_of, serving, slow_down, wait_until
+from support.serving import MODEL, Command, ask, send_raw, service_of, serving, slow_down, wait_until
 from torch_infini import AsyncLLM
 from torch_infini.serve import ServeSettings, Service
 
+pytest_plugins = ["support.serving_fixtures"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 FIELDS = ["time", "id", "method", "route", "model", "status", "prompt_tokens", "output_tokens", "time_to_first_token"]
 FIELDS += ["duration", "finish_reasons"]
 SECRET = "a prompt that no log may have"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[AsyncLLM]:
-    torch.set_num_threads(1)
-    made = AsyncLLM(folder, max_num_seqs=4)
-    yield made
-    made.close()
 
 
 @pytest.fixture
