@@ -132,6 +132,16 @@ def test_answers(service: Service, say: Say, text: str, content: list[dict[str, 
     assert len(set(ids)) == len(ids)
 
 
+def test_one_call_alone(service: Service, say: Say) -> None:
+    """Where the model decides whether to call, an answer without parallel calls ends with its first."""
+    say(f"Look. {CALL}\n{CALL}\nand more")
+    fields: dict[str, Any] = {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+    message = post(service, **fields)
+    assert [block["type"] for block in message["content"]] == ["text", "tool_use"]
+    assert message["stop_reason"] == "tool_use"
+    assert without_ids(streamed(service, **fields)) == without_ids(message)
+
+
 def test_limits_and_stop_sequences(service: Service, say: Say) -> None:
     say("one two three")
     message = post(service, max_tokens=5)

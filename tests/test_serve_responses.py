@@ -113,6 +113,16 @@ def test_answers(service: Service, say: Say, text: str, kinds: list[str]) -> Non
     assert items == events[-1]["response"]["output"]
 
 
+def test_one_call_alone(service: Service, say: Say) -> None:
+    """Where the model decides whether to call, an answer without parallel calls ends with its first."""
+    say(f"Look. {CALL}\n{CALL}\nand more")
+    fields: dict[str, Any] = {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}
+    response = post(service, **fields)
+    assert [item["type"] for item in response["output"]] == ["message", "function_call"]
+    assert response["parallel_tool_calls"] is False
+    assert shape(streamed(service, **fields)[-1]["response"]) == shape(response)
+
+
 def test_limits_and_forms(service: Service, say: Say) -> None:
     say("one two three")
     response = post(service, max_output_tokens=5)
