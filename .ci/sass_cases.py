@@ -24,23 +24,23 @@ class Case:
 RMS_NORM = ("rms_norm/rms_norm.cu", r"norm_rows<bf16, bf16, 2, false>")
 ONE = ("elementwise/elementwise.cu", r"map_elements<8, bf16, 1,")
 TWO = ("elementwise/elementwise.cu", r"map_elements<8, bf16, 2,")
-LAYER_NORM = ("layer_norm/layer_norm.cu", r"RowReducer<bf16, 2, bf16>")
+LAYER_NORM = ("layer_norm/layer_norm.cu", r"norm_rows<bf16, bf16, cuda::RowReducer<bf16, 2, bf16>")
 SOFTMAX = ("softmax/softmax.cu", r"bf16, true, cuda::RowReducer<bf16, 2, float>")
 CAUSAL = ("causal_softmax/causal_softmax.cu", r"bf16, false, cuda::RowReducer<bf16, 2, float>")
 SAMPLE = ("random_sample/random_sample.cu", r"sample_rows<bf16>")
 COPY = ("rearrange/rearrange.cu", r"Copy>")
 
 # F2F are roundings to bfloat16 in between, as Llama has them.
-# A line of 8,192 has 16 warps of two vectors a thread: LDS=16 are the sums of the warps, which each thread adds up.
-SUM = "SHFL=5 STS=1 LDS=16 BAR=2"
-TWO_SUMS = "SHFL=10 STS=2 LDS=32 BAR=4"
+# A line of 4,096 has 8 warps of two vectors a thread: LDS=8 are the sums of the warps, which each thread adds up.
+SUM = "SHFL=5 STS=1 LDS=8 BAR=2"
+TWO_SUMS = "SHFL=10 STS=2 LDS=16 BAR=4"
 
 CASES = (
-    Case("rms_norm, rows of 8192", *RMS_NORM, f"LDG.E.128=4 STG.E.128=2 F2F=16 {SUM}", 64),
-    Case("add_rms_norm, rows of 8192", *RMS_NORM, f"LDG.E.128=6 STG.E.128=4 F2F=32 {SUM}", 128),
-    Case("layer_norm, rows of 8192", *LAYER_NORM, f"LDG.E.128=6 STG.E.128=2 STG.E.U16=0 {TWO_SUMS}", 64),
-    Case("softmax, rows of 8192", *SOFTMAX, f"LDG.E.128=2 STG.E.128=2 MUFU.EX2=16 {TWO_SUMS}", 64),
-    Case("causal_softmax, rows of 8192", *CAUSAL, f"LDG.E.128=2 STG.E.128=2 MUFU.EX2=16 {TWO_SUMS}", 64),
+    Case("rms_norm, rows of 4096", *RMS_NORM, f"LDG.E.128=4 STG.E.128=2 F2F=16 {SUM}", 64),
+    Case("add_rms_norm, rows of 4096", *RMS_NORM, f"LDG.E.128=6 STG.E.128=4 F2F=32 {SUM}", 128),
+    Case("layer_norm, rows of 4096", *LAYER_NORM, f"LDG.E.128=6 STG.E.128=2 STG.E.U16=0 {TWO_SUMS}", 64),
+    Case("softmax, rows of 4096", *SOFTMAX, f"LDG.E.128=2 STG.E.128=2 MUFU.EX2=16 {TWO_SUMS}", 64),
+    Case("causal_softmax, rows of 4096", *CAUSAL, f"LDG.E.128=2 STG.E.128=2 MUFU.EX2=16 {TWO_SUMS}", 64),
     Case("add", *TWO, "LDG.E.128=4 STG.E.128=2 FADD=16 MUFU=0", 96),
     Case("mul", *TWO, "LDG.E.128=4 STG.E.128=2 FMUL=16 MUFU=0", 96),
     Case("swiglu", *TWO, "LDG.E.128=4 STG.E.128=2 MUFU.EX2=16 MUFU.RCP=16 FFMA=0", 96),

@@ -127,7 +127,7 @@ def test_slices(dtype: torch.dtype, n: int, monkeypatch: pytest.MonkeyPatch) -> 
 def test_slices_bound_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A power of two rows that fit: of unpacked weights for few rows of x, of sums for many."""
     for rows, k, n, limit, slice in (
-        (64, 512, 300, 2**18, 256),
+        (129, 512, 300, 2**18, 256),
         (200, 32, 400, 2**18, 256),
         (200, 32, 400, 2**17, 128),
     ):

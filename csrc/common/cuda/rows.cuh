@@ -67,7 +67,7 @@ struct RowPlan {
 
     RowPlan(int64_t row_count, int64_t n, int width) {
         const int64_t all = (n + width - 1) / width;
-        vectors = all <= 256 ? 1 : all <= 1024 ? 2 : all <= 2048 ? 4 : 0;
+        vectors = all <= 256 ? 1 : all <= 512 ? 2 : all <= 2048 ? 4 : 0;
         const int64_t wanted = vectors == 0 ? 512 : (all + vectors - 1) / vectors;
         threads = static_cast<int>(wanted < 32 ? 32 : (wanted + 31) / 32 * 32);
         rows = threads < 128 ? 128 / threads : 1;

@@ -67,17 +67,25 @@ def cost(call: Call) -> Cost:
 # cuBLAS multiplies x of a half type from this many rows on, float32 from 64: cublas_rows_from of
 # csrc/infiniop/quantized_linear/many_rows.cpp. many_rows.h states what is rounded.
 CUBLAS_ROWS_FROM = {"linear_int8": 129, "linear_int4": 65}
+STREAMED_ROWS = 32  # of a half type or quantized; more are multiplied in tiles, if they are aligned
+
+
+def by_cublas(call: Call) -> bool:
+    """Return whether cuBLAS adds up rounded numbers on CUDA. Its sums of integers are exact in any order."""
+    half = CUBLAS_ROWS_FROM["linear_int8" if call.weight.dtype == torch.int8 else "linear_int4"]
+    return call.rows >= (64 if call.x.dtype == torch.float32 else half) and not call.quantize_x
 
 
 def same_bits(call: Call) -> bool:
-    """Return whether sums on CUDA have our order, not cuBLAS's. Integer sums are exact in any order."""
-    half = CUBLAS_ROWS_FROM["linear_int8" if call.weight.dtype == torch.int8 else "linear_int4"]
-    return call.rows < (64 if call.x.dtype == torch.float32 else half) or call.quantize_x
+    """Return whether a call has the same bits in any layout on CUDA: if it is streamed, or all sums are exact."""
+    exact = call.quantize_x and call.weight.dtype == torch.int8
+    streamed = call.rows <= STREAMED_ROWS or (call.x.dtype == torch.float32 and not call.quantize_x)
+    return exact or (streamed and not by_cublas(call))
 
 
 def cuda_slack(expected: Tensor, call: Call) -> Tensor:
     """Return the error of cuBLAS's order of sums, and for int4 of rounding weights to the dtype of x."""
-    if same_bits(call):
+    if not by_cublas(call):
         return torch.zeros_like(expected)
     weight = call.dense_weight(torch.float64)
     size = (call.x.double().square() @ weight.square().t()).sqrt()  # the root of the sum of the products' squares
