@@ -2,8 +2,8 @@
 
     python .ci/check_cuda.py [--sample]
 
---sample compiles each source for sm_90, and about a quarter of them, others for each commit, for one more: 0.4 of
-the time.
+--sample compiles the sources that the last commits changed, by themselves or in a header, and a third of the others, by
+the commit: all of them for sm_90, and about a quarter for one more.
 The torch binding goes through the C++ compiler as for a torch with CUDA. Prints registers and shared memory of each
 kernel, and fails on errors and warnings, and where a kernel spills registers. In the code for sm_90 it looks for the
 instructions that a source promises of a kernel, in a line `// SASS: <kernel>: LDG.E.128`, and no kernel may reach
@@ -32,12 +32,47 @@ ROOT = Path(__file__).resolve().parent.parent
 ARCHS = ["8.0", "9.0", "10.0"]
 LOOKED_AT = "sm_90"
 OTHERS = ["8.0", "10.0"]  # than the one that is looked at
+LATELY = 30  # commits whose changes --sample looks at
+SHARE = 3  # of the sources that they did not change, --sample compiles one in so many
+INCLUDED_FROM = [ROOT / "csrc" / folder for folder in ("include", "common", "infiniop")]
 
 
 def sampled_archs(source: Path) -> list[str]:
     """The architecture that is looked at, and one of the others or none, by the source's text and the commit."""
     number = zlib.crc32(source.read_bytes() + commit().encode()) % (4 * len(OTHERS))
     return sorted(["9.0", *OTHERS[number : number + 1]], key=float)
+
+
+def changed_lately() -> set[Path] | None:
+    """The files that the last commits changed; None where the history does not say."""
+    command = ["git", "log", f"-{LATELY}", "--format=", "--name-only", "--", "csrc"]
+    whole = subprocess.run(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if whole.returncode or found.returncode or int(whole.stdout) <= LATELY:
+        return None
+    return {ROOT / name for name in found.stdout.splitlines()}
+
+
+def files_of(source: Path) -> set[Path]:
+    """A source and the headers of ours that it includes, directly or not, under any condition."""
+    files, left = set(), [source]
+    while left:
+        file = left.pop()
+        if file not in files:
+            files.add(file)
+            names = re.findall(r'^ *# *include "(.+?)"', file.read_text(), re.MULTILINE)
+            found = (folder / name for name in names for folder in (file.parent, *INCLUDED_FROM))
+            left.extend(path.resolve() for path in found if path.is_file())
+    return files
+
+
+def sampled(sources: list[Path]) -> list[Path]:
+    """Those that changed lately, and some of the others."""
+    changed = changed_lately()
+    if changed is None:
+        return sources
+    in_turn = lambda source: zlib.crc32(f"{source.relative_to(ROOT)} {commit()}".encode()) % SHARE == 0  # noqa: E731
+    return [source for source in sources if in_turn(source) or not changed.isdisjoint(files_of(source))]
 
 
 @dataclass
@@ -185,7 +220,7 @@ def check_host_side(setup: dict) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", action="store_true", help="one or two architectures for each source")
+    parser.add_argument("--sample", action="store_true", help="fewer sources, for one or two architectures each")
     sample = parser.parse_args().sample
     setup = runpy.run_path(str(ROOT / "build_rules.py"), run_name="check_cuda")
     sources: list[Path] = setup["cuda_sources"]()
@@ -193,6 +228,7 @@ def main() -> int:
         print(f"check_cuda: no nvcc on PATH: none of the {len(sources)} CUDA sources was compiled")
         return 0
     (ROOT / "build" / "native").mkdir(parents=True, exist_ok=True)
+    all_sources, sources = sources, sampled(sources) if sample else sources
     flags = {source: setup["cuda_flags"](sampled_archs(source) if sample else ARCHS) for source in sources}
     host_side = check_host_side(setup)
     print("host side with -DUSE_CUDA:", "FAILED" if host_side else "passes", *host_side, sep="\n  ", flush=True)
@@ -207,7 +243,7 @@ def main() -> int:
     looked = "" if sass.find_cuobjdump() else "; SASS not looked at: no cuobjdump"
     archs = "9.0, a quarter of them for one more" if sample else ", ".join(ARCHS)
     result = "FAILED" if failed else "passes"
-    print(f"check_cuda: {len(sources)} sources for {archs}: {result}{looked}")
+    print(f"check_cuda: {len(sources)} of {len(all_sources)} sources for {archs}: {result}{looked}")
     return int(failed)
 
 

@@ -2,7 +2,7 @@
 
     python .ci/stages.py tests                    # make test
     python .ci/stages.py every device ...         # make test-full; names of STAGES
-    python .ci/stages.py sample device ...        # make test-ci: a sixth of the tests marked `full`, by the commit
+    python .ci/stages.py sample device ...        # make test-ci: an eighth of the tests marked `full`, by the commit
     python .ci/stages.py --keep every device ...  # also writes tests/durations.csv, which CONTRIBUTING.md shows
 
 Each stage writes build/tests/STAGE.xml (JUnit), with the time of every test. The exit status is 1 if a stage failed.
@@ -57,7 +57,7 @@ def files(pattern: str) -> tuple[str, ...]:
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 EMULATED = {**ONE_THREAD, "INFINI_LIBRARIES": str(ROOT / "build" / "native" / "emulated")}
-SHARE = 6  # of the tests marked `full` the stage `sample` runs one in so many
+SHARE = 8  # of the tests marked `full` the stage `sample` runs one in so many
 
 
 @functools.cache

@@ -88,3 +88,23 @@ def test_sampled_archs(tmp_path: Path) -> None:
         assert archs == check_cuda.sampled_archs(source) and "9.0" in archs and len(archs) <= 2
         seen.add(tuple(archs))
     assert sorted(seen) == [("8.0", "9.0"), ("9.0",), ("9.0", "10.0")]
+
+
+def test_a_sample_has_what_changed_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header's change counts for all that include it, through other headers too; without a history all are taken."""
+    everything = sorted((ROOT / "csrc").rglob("*.cu"))
+    header = ROOT / "csrc" / "infiniop" / "linear" / "weight_formats.cuh"
+    monkeypatch.setattr(check_cuda, "commit", lambda: "1")
+    monkeypatch.setattr(check_cuda, "changed_lately", lambda: {header})
+    taken = check_cuda.sampled(everything)
+    for name in ("int4.cu", "weight_stream.cu", "int8_gemm.cu"):
+        assert any(source.name == name for source in taken), name
+    assert len(taken) < len(everything)
+    in_turn: set[Path] = set()
+    monkeypatch.setattr(check_cuda, "changed_lately", set)
+    for number in range(20):
+        monkeypatch.setattr(check_cuda, "commit", lambda number=number: str(number))
+        in_turn.update(check_cuda.sampled(everything))
+    assert in_turn == set(everything)
+    monkeypatch.setattr(check_cuda, "changed_lately", lambda: None)
+    assert check_cuda.sampled(everything) == everything
