@@ -1,4 +1,4 @@
 """torch_infini in other projects' programs: a module for each, loaded when that project asks for it.
 
-lm_eval.py: lm-evaluation-harness. ray/: Ray Data and Ray Serve.
+lm_eval.py: lm-evaluation-harness. ray/: Ray Data and Ray Serve. torchao/: quantize_.
 """
