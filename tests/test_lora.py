@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import torch_infini
+from support.adapters import adapt
 from torch_infini import LLM, AsyncLLM, LoRARequest, SamplingParams
 from torch_infini.testing.checkpoints import random_model
 
@@ -45,21 +46,6 @@ def make(folder: Path, kind: str) -> Any:
         model = random_model(kind)
     model.save_pretrained(folder)
     return model
-
-
-def adapt(folder: Path, base: Any, seed: int, **options: Any) -> Path:
-    """Write an adapter of the base whose effect is large."""
-    torch.manual_seed(seed)
-    config = peft.LoraConfig(
-        **{"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj", "down_proj"], **options}
-    )
-    model = peft.get_peft_model(base, config)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(folder)
-    model.unload()
-    return folder
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -133,7 +133,6 @@ def run(given_arguments: argparse.Namespace) -> int:
         return follow(arguments)
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        from ..engine.lora import largest_rank
         from ..serve import ServeSettings, address_of, bind, bind_all, run_server
         from ..serve.lifecycle import remove_socket
     except ImportError as error:
@@ -176,11 +175,8 @@ def run(given_arguments: argparse.Namespace) -> int:
         for listener in listeners:
             stack.enter_context(listener)
         try:
-            engine = engine_settings(arguments)
             try:
-                if adapters:
-                    engine |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": largest_rank(adapters)}
-                llm = load_async(arguments, **engine)
+                llm = load_async(arguments, **engine_settings(arguments, adapters))
                 for adapter in adapters:
                     llm.engine.load_adapter(adapter)
             except (OSError, ValueError) as error:
@@ -198,8 +194,13 @@ def run(given_arguments: argparse.Namespace) -> int:
     return 0
 
 
-def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of LLM besides those of the model."""
+def engine_settings(arguments: argparse.Namespace, adapters: Sequence[LoRARequest]) -> dict[str, Any]:
+    """Return the arguments of LLM besides those of the model; errors are those of reading the adapters."""
+    from ..engine.lora import largest_rank
+
+    slots: dict[str, Any] = {}
+    if adapters:
+        slots = {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": largest_rank(adapters)}
     numbers = {name: getattr(arguments, name) for name in ENGINE}
     return {
         **{name: value for name, value in numbers.items() if value is not None},
@@ -207,6 +208,7 @@ def engine_settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "enforce_eager": arguments.enforce_eager,
         "reuse_generated": not arguments.no_reuse_generated,
         "generation_config": arguments.generation_config,
+        **slots,
     }
 
 
@@ -216,7 +218,7 @@ def follow(arguments: argparse.Namespace) -> int:
     Signals go to all ranks. Rank 0 drains and then ends the others, and its end alone does so too.
     """
     try:
-        llm = load(arguments, **engine_settings(arguments))
+        llm = load(arguments, **engine_settings(arguments, adapters_of(arguments.lora)))
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
     for number in (signal.SIGTERM, signal.SIGINT):

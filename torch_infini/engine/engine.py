@@ -117,7 +117,8 @@ class Engine:
         self._seeds = None if seed is None else torch.Generator().manual_seed(seed % 2**63)
         if model.tp_group is not None and model.tp_group.workers is not None:
             sizes = blocks, c.block_size, self._cache_dtype, c.max_num_seqs, self.max_model_len
-            model.tp_group.workers.send("start", *sizes, not c.enforce_eager)
+            adapters = (c.max_loras, c.max_lora_rank) if c.enable_lora else None
+            model.tp_group.workers.send("start", *sizes, not c.enforce_eager, adapters)
             self._runner = TPRunner(self._runner, model.tp_group.workers)
         elif model.tp_group is not None:  # all ranks make the same calls and must draw the same seeds
             self._seeds = self._seeds or model.tp_group.generator()
@@ -222,7 +223,7 @@ class Engine:
         if lora_request is not None:
             if self._adapters is None:
                 raise needs_lora(lora_request)
-            self._adapters.use(lora_request, request)
+            self._adapters.use(lora_request, request, self._runner)
         request.sequences.append(self._new_sequence(request, 0))
         return request
 
@@ -264,7 +265,7 @@ class Engine:
         """Load an adapter before a request asks for it; errors are those of a request with it."""
         if self._adapters is None:
             raise needs_lora(lora_request)
-        self._adapters.load(lora_request)
+        self._adapters.load(lora_request, self._runner)
 
     def _truncated(self, ids: Iterable[Any], params: SamplingParams) -> Iterable[Any]:
         """Return the prompt's last tokens, as many as truncate_prompt_tokens says."""

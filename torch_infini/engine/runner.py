@@ -6,7 +6,8 @@ run a model whose tensor-parallel group has worker processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 from ..checkpoints import Activations
 from ..distributed import Followers, TPGroup, Workers
 from ..models import Llama
-from ..nn import Adapters, Batch, KVCache, MixedKVCache
+from ..nn import Adapters, Batch, KVCache, LoRAFactors, MixedKVCache
 from .decode import DecodeSteps
 from .model import ServedModel
 
@@ -107,6 +108,11 @@ class Runner:
         self.prompt_logits = {others[i]: found for i, found in self.prompt_logits.items()}
         return logits
 
+    def set_adapter(self, slot: int, layers: Mapping[str, LoRAFactors]) -> None:
+        """Put an adapter into a slot between two calls of run; arguments as of Adapters.set."""
+        assert self._adapters is not None
+        self._adapters.set(slot, layers)
+
     def _logits(self, chunks: Sequence[ChunkInput]) -> Tensor:
         if any(chunk.all_wanted for chunk in chunks):
             return self._prefill_all(chunks)
@@ -180,7 +186,9 @@ def wanted_of(chunks: Sequence[ChunkInput]) -> list[int]:
 
 
 class TPRunner:
-    """A Runner that also sends every step to the workers, each of which holds a shard of the model.
+    """A Runner that also sends every step and adapter to the workers, each of which holds a shard of the model.
+
+    All ranks get steps and adapters in the same order: whether a step is recorded, and with what, is the same on each.
 
     Args:
         runner: This process's Runner.
@@ -189,6 +197,7 @@ class TPRunner:
 
     def __init__(self, runner: Runner, workers: Workers | Followers) -> None:
         self._runner, self._workers = runner, workers
+        self._lock = threading.Lock()  # adapters come from the threads of callers
 
     @property
     def prompt_logits(self) -> dict[int, Tensor]:
@@ -202,9 +211,19 @@ class TPRunner:
 
     def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]] = ()) -> Tensor:
         """Compute chunks on all ranks; as Runner.run."""
-        self._workers.send("run", chunks, copies)
-        with self._workers.relay_errors():
-            return self._runner.run(chunks, copies)
+        with self._lock:
+            self._workers.send("run", chunks, copies)
+            with self._workers.relay_errors():
+                return self._runner.run(chunks, copies)
+
+    def set_adapter(self, slot: int, layers: Mapping[str, LoRAFactors]) -> None:
+        """Put an adapter into a slot on all ranks; each takes its part. As Runner.set_adapter."""
+        dtype = self._runner.model.dtype
+        # Copies, because a view would be sent with all of its file.
+        copies = {name: tuple(factor.to(dtype, copy=True) for factor in factors) for name, factors in layers.items()}
+        with self._lock:
+            self._workers.send("set_adapter", slot, copies)
+            self._runner.set_adapter(slot, layers)
 
 
 class Worker:
@@ -219,16 +238,29 @@ class Worker:
         self._runner: Runner | None = None
 
     def start(
-        self, blocks: int, block_size: int, dtype: torch.dtype, max_num_seqs: int, max_tokens: int, record: bool
+        self,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        max_num_seqs: int,
+        max_tokens: int,
+        record: bool,
+        adapters: tuple[int, int] | None = None,
     ) -> None:
-        """Make a cache and a Runner of the same sizes as the engine's."""
+        """Make a cache and a Runner of the same sizes as the engine's; `adapters` are slots and rank."""
         self._runner = None  # frees its memory before the new one's is allocated
-        cache = self._model.new_cache(blocks, block_size, dtype)
-        self._runner = Runner(self._model, cache, max_num_seqs, max_tokens, record)
+        model = self._model
+        cache = model.new_cache(blocks, block_size, dtype)
+        made = None if adapters is None else Adapters(model.lora_sites(), *adapters, model.dtype, model.device)
+        self._runner = Runner(model, cache, max_num_seqs, max_tokens, record, made)
 
     def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]]) -> None:
         assert self._runner is not None
         self._runner.run(chunks, copies)
+
+    def set_adapter(self, slot: int, layers: Mapping[str, LoRAFactors]) -> None:
+        assert self._runner is not None
+        self._runner.set_adapter(slot, layers)
 
 
 def make_worker(

@@ -25,7 +25,7 @@ WITHOUT_EFFECT = {
     "disable_log_stats": "metrics() has the counts",
     "distributed_executor_backend": "ranks are processes, or those of torchrun",
     "enable_chunked_prefill": "prompts are always computed in chunks",
-    "fully_sharded_loras": "adapters are not sharded",
+    "fully_sharded_loras": "adapters are sharded as the layers that they change",
     "load_format": "the format of a checkpoint is detected from its files",
     "max_cpu_loras": "an adapter is read from its folder when it gets a slot",
     "max_seq_len_to_capture": "decode steps of every length are recorded",

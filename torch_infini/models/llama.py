@@ -197,7 +197,8 @@ class Llama(nn.Module):
         for product in of_layers:
             first = 0
             for name, shard in product.parts.items():
-                site = LoRASite(product.linear, first, shard.number, product.columns.number)
+                whole = shard.whole, product.columns.whole
+                site = LoRASite(product.linear, first, shard.span, product.columns.span, whole)
                 sites[product.prefix + name] = site
                 first += shard.number
         return sites
@@ -500,6 +501,10 @@ class _Shard(NamedTuple):
     first: int
     number: int
 
+    @property
+    def span(self) -> slice:
+        return slice(self.first, self.first + self.number)
+
     def times(self, size: int) -> _Shard:
         """Return the shard in rows or columns, if each item has `size` of them."""
         return _Shard(self.whole * size, self.first * size, self.number * size)
@@ -520,10 +525,9 @@ class _Projections(NamedTuple):
         return linear
 
     def projections(self) -> list[checkpoints.Projection]:
-        columns = slice(self.columns.first, self.columns.first + self.columns.number)
+        columns = self.columns.span
         return [
-            checkpoints.Projection(f"{self.prefix}{name}", slice(shard.first, shard.first + shard.number), columns)
-            for name, shard in self.parts.items()
+            checkpoints.Projection(f"{self.prefix}{name}", shard.span, columns) for name, shard in self.parts.items()
         ]
 
 

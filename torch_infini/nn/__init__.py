@@ -8,7 +8,7 @@ from .batch import Batch
 from .cache import KVCache, LayerCache, MixedKVCache
 from .layer import DecoderLayer, DecoderLayers
 from .linear import Embedding, Linear
-from .lora import Adapters, LoRASite
+from .lora import Adapters, LoRAFactors, LoRASite
 from .merged_linear import MergedLinear
 from .mlp import SwiGLU
 from .norm import RMSNorm
@@ -24,6 +24,7 @@ __all__ = [
     "KVCache",
     "LayerCache",
     "Linear",
+    "LoRAFactors",
     "LoRASite",
     "MergedLinear",
     "MixedKVCache",

@@ -1,6 +1,7 @@
 """LoRA adapters of the requests of a batch: each token's row of a linear layer's result gets its own adapter's part.
 
-The op is infini::add_lora. A module that a LoRASite names calls the site's `add` after its product.
+The op is infini::add_lora, called by a hook after the layer's product. A rank of a sharded model holds the rows of the
+second matrix, or the columns of the first one, that belong to its part of the layer; sums are the layer's own.
 """
 
 from __future__ import annotations
@@ -20,19 +21,32 @@ LoRAFactors = tuple[Tensor, Tensor]  # [r, k] and [n, r], the scale included
 
 
 class LoRASite(NamedTuple):
-    """A projection that adapters may change.
+    """A projection that adapters may change; of a sharded model this rank's part of it.
 
     Attributes:
         module: The linear layer that computes it.
         first: Its first column in the layer's result; a layer may compute several projections of one input.
-        n: Columns of its result.
-        k: Columns of its input.
+        rows: The part of the projection's n outputs, rows of its weight, that is here.
+        columns: The part of its k inputs that is here. If not all are, the layer's result is a partial sum, and so is
+            what an adapter adds to it.
+        shape: (n, k) of the whole projection.
     """
 
     module: nn.Module
     first: int
-    n: int
-    k: int
+    rows: slice
+    columns: slice
+    shape: tuple[int, int]
+
+    @property
+    def here(self) -> tuple[int, int]:
+        """(n, k) of this rank's part."""
+        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+
+    def part_of(self, factors: LoRAFactors) -> LoRAFactors:
+        """Return this rank's part of an adapter's matrices for the whole projection."""
+        a, b = factors
+        return a[:, self.columns], b[self.rows]
 
 
 class Adapters:
@@ -65,7 +79,7 @@ class Adapters:
 
         Args:
             slot: From 0 to slots - 1.
-            layers: The matrices by the projections' names, each [r, k] and [n, r] with r up to `rank`.
+            layers: The matrices of whole projections by their names, each [r, k] and [n, r] with r up to `rank`.
         """
         with self._lock:
             new = [name for name in layers if name not in self._layers]
@@ -75,18 +89,19 @@ class Adapters:
                 a[slot].zero_()
                 b[slot].zero_()
                 if name in layers:
-                    of_a, of_b = layers[name]
+                    of_a, of_b = self.sites[name].part_of(layers[name])
                     a[slot, : of_a.shape[0]].copy_(of_a)
                     b[slot, : of_b.shape[1]].copy_(of_b.t())
             self.version += bool(new)
 
     def _add_layer(self, name: str) -> None:
         site = self.sites[name]
+        n, k = site.here
 
         def zeros(columns: int) -> Tensor:
             return torch.zeros(self.slots, self.rank, columns, dtype=self.dtype, device=self.device)
 
-        self._layers[name] = zeros(site.k), zeros(site.n)
+        self._layers[name] = zeros(k), zeros(n)
         if site.module not in self._of_module:
             self._of_module[site.module] = []
             # The model outlives this object: its hook must neither keep it nor outlive it.
@@ -106,7 +121,7 @@ class Adapters:
             assert self._end_rows is not None
             rows = self._end_rows
         for site, (a, b) in self._of_module[module]:
-            torch.ops.infini.add_lora.default(by_row[:, site.first : site.first + site.n], x, a, b, rows)
+            torch.ops.infini.add_lora.default(by_row[:, site.first : site.first + site.here[0]], x, a, b, rows)
 
     @contextmanager
     def of_batch(self, batch: Batch) -> Iterator[None]:

@@ -176,11 +176,12 @@ class PagedModel:
         """Return the linear layers that adapters may change, by their names: all but the head."""
         inner = find_causal_model(self.model)
         head = inner.get_output_embeddings()
-        return {
-            name: LoRASite(module, 0, module.out_features, module.in_features)
-            for name, module in inner.named_modules()
-            if isinstance(module, nn.Linear) and module is not head
-        }
+        sites = {}
+        for name, module in inner.named_modules():
+            if isinstance(module, nn.Linear) and module is not head:
+                n, k = module.out_features, module.in_features
+                sites[name] = LoRASite(module, 0, slice(0, n), slice(0, k), (n, k))
+        return sites
 
     @property
     def bytes_per_step(self) -> int:
