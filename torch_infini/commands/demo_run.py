@@ -61,6 +61,11 @@ def load(folder: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, PreTrained
     try:
         model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ImportError as error:
+        raise CommandError(
+            f"--model must be what transformers loads without further packages, got {folder}: {first_line(error)} "
+            "(generate, serve and torch_infini.load read it without them)"
+        ) from error
     except (OSError, ValueError) as error:
         if has_code(folder):
             raise CommandError(NEVER_RUN.format(folder)) from error

@@ -26,6 +26,7 @@ from .layers.interface import IMPLEMENTATION
 from .layers.layer import link
 from .layers.loop import Loop
 from .layers.memory import align
+from .layers.packed import packed_layers, take_over_packed
 from .layers.quantized import Quantized
 from .model import Model
 from .options import bits_of
@@ -56,10 +57,10 @@ def apply(
     found = find_decoder(model)
     if found is None:
         return not_found(model, strict)
-    compressed = compressed_layers(model)
+    compressed, packed = compressed_layers(model), packed_layers(model)
     with labelled(), caches_cleared():
         # This cannot be undone, but if patching fails, the model still computes the same.
-        taken = take_over(model, compressed)
+        taken = [*take_over(model, compressed), *take_over_packed(model, packed)]
         patching = Patching(model, *found, selection, strict)
         with patching.undone_on_failure():
             patching.replace_modules(weights)
