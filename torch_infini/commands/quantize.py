@@ -37,17 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
         import transformers
     except ImportError as error:
         raise CommandError("quantize needs transformers: run `pip install 'transformers>=5,<6'`") from error
-    from ..checkpoints import method_of
     from ..patch import patch_model, save_patched
 
     folder = Path(arguments.model)
     if not (folder / "config.json").is_file():
         raise CommandError(f"MODEL must be a Hugging Face folder with a config.json, got {folder}")
-    if (method := method_of(folder)) is not None:
-        raise CommandError(
-            f"MODEL must have weights in full precision, got {method} in {folder}: LLM, serve and torch_infini.load "
-            "take it as it is"
-        )
     if Path(arguments.folder).exists() and not Path(arguments.folder).is_dir():
         raise CommandError(f"FOLDER must be a folder, got {arguments.folder}, which is something else")
     if arguments.calibrate is not None and not arguments.weights.startswith("auto:"):
@@ -76,6 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
         if report.reason:
             raise CommandError(f"MODEL must be one that patch_model takes, got {folder}: {report.reason}")
         save_patched(model, arguments.folder, tokenizer)
+    except ImportError as error:  # of a checkpoint that another library has quantized
+        raise CommandError(
+            f"MODEL must have weights in full precision, got {folder}: {error} (generate, serve and torch_infini.load "
+            "read it as it is)"
+        ) from error
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
         raise CommandError(str(error)) from error
     print(report)
