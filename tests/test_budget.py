@@ -179,12 +179,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text("def add(a, b):\n    return a + b\n" * 20)
     out = tmp_path / "made"
-    assert main(["quantize", str(MODEL), str(out), "--weights", "auto:5.5", "--calibrate", str(text)]) == 0
+    assert main(["quantize", str(MODEL), str(out), "--quantization", "auto:5.5", "--calibrate", str(text)]) == 0
     said = capsys.readouterr().out
     assert "bits a weight of 5.5" in said and f"written to {out}" in said
     assert LLM(out, progress=False).generate("def", SamplingParams.greedy(max_tokens=3))[0].outputs[0].text
     again = tmp_path / "again"
-    assert main(["quantize", str(out), str(again), "--weights", "int8"]) == 2
+    assert main(["quantize", str(out), str(again), "--quantization", "int8"]) == 2
     assert f"MODEL must have weights in full precision, got integers in {out}" in capsys.readouterr().err
     assert not again.exists()
 
@@ -195,13 +195,19 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([str(MODEL), "empty.txt"], "FOLDER must be a folder, got empty.txt, which is something else"),
         (["nowhere", "out"], "MODEL must be a Hugging Face folder with a config.json, got nowhere"),
         (
-            [str(MODEL), "out", "--weights", "int3"],
+            [str(MODEL), "out", "--quantization", "int3"],
             "'w8a16', 'auto:BITS', got 'int3'",
         ),
-        ([str(MODEL), "out", "--calibrate", "x"], "--calibrate must come with --weights auto:BITS, got --weights int4"),
-        ([str(MODEL), "out", "--weights", "auto:5", "--calibrate", "none.txt"], "--calibrate must be a text in UTF-8"),
         (
-            [str(MODEL), "out", "--weights", "auto:5", "--calibrate", "empty.txt"],
+            [str(MODEL), "out", "--calibrate", "x"],
+            "--calibrate must come with --quantization auto:BITS, got --quantization int4",
+        ),
+        (
+            [str(MODEL), "out", "--quantization", "auto:5", "--calibrate", "none.txt"],
+            "--calibrate must be a text in UTF-8",
+        ),
+        (
+            [str(MODEL), "out", "--quantization", "auto:5", "--calibrate", "empty.txt"],
             "must have at least 2 tokens, got ",
         ),
     ],

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", default="A class definition", help="the text to continue")
     parser.add_argument(
-        "--weights", choices=names(), help="quantize the linear layers of the patched model (default: no)"
+        "--quantization", "-q", choices=names(), help="quantize the linear layers of the patched model (default: no)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="tokens to generate (default: 96)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="what to compute in (default: float32)")

@@ -147,9 +147,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
             f"the prompt takes {ids.shape[1]}), got {count}"
         )
     quantized = None
-    if arguments.weights:
+    if arguments.quantization:
         quantized, _ = load(folder, model.dtype)
-        report = patch_model(quantized, weights=arguments.weights, verify=True)
+        report = patch_model(quantized, weights=arguments.quantization, verify=True)
     else:
         with patched_for_a_while(model, verify=True) as report:
             pass
@@ -172,7 +172,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         print(f"{name:14} {form.per_second:8.1f} tokens/s, {share:6.1%} of the memory-bandwidth limit{cached}")
     print(f"ratio          {patched.per_second / plain.per_second:8.2f}")
     reads = f"{weights['unpatched'] / 1e6:.1f} MB of weights" + (
-        f" ({weights['patched'] / 1e6:.1f} MB with {arguments.weights})" if quantized else ""
+        f" ({weights['patched'] / 1e6:.1f} MB with {arguments.quantization})" if quantized else ""
     )
     print(
         f"(medians of {arguments.runs} runs in turns; each token reads {reads}, this machine reads "

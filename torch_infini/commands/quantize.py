@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder of a model that patch_model takes")
     parser.add_argument("folder", metavar="FOLDER", help="where it goes; made if there is none")
     parser.add_argument(
-        "--weights",
+        "--quantization",
+        "-q",
         default="int4",
         metavar="FORMAT",
         help=f"{', '.join(names())}, or auto:BITS, int4 or int8 for each layer, so many bits a weight on the mean and "
@@ -44,8 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(f"MODEL must be a Hugging Face folder with a config.json, got {folder}")
     if Path(arguments.folder).exists() and not Path(arguments.folder).is_dir():
         raise CommandError(f"FOLDER must be a folder, got {arguments.folder}, which is something else")
-    if arguments.calibrate is not None and not arguments.weights.startswith("auto:"):
-        raise CommandError(f"--calibrate must come with --weights auto:BITS, got --weights {arguments.weights}")
+    if arguments.calibrate is not None and not arguments.quantization.startswith("auto:"):
+        raise CommandError(
+            f"--calibrate must come with --quantization auto:BITS, got --quantization {arguments.quantization}"
+        )
     try:
         text = None if arguments.calibrate is None else Path(arguments.calibrate).read_text("utf-8")
     except (OSError, ValueError) as error:
@@ -64,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             if len(tokens) < 2:
                 count = f"{len(tokens)} in {arguments.calibrate}"
                 raise CommandError(f"--calibrate must have at least 2 tokens, got {count}")
-        report = patch_model(model, weights=arguments.weights, skip=arguments.skip, calibrate=tokens)
+        report = patch_model(model, weights=arguments.quantization, skip=arguments.skip, calibrate=tokens)
         if report.already_patched:
             raise CommandError(f"MODEL must have weights in full precision, got integers in {folder}")
         if report.reason:
