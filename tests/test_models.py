@@ -357,28 +357,6 @@ def test_a_file_cut_off_while_it_is_read(weights: Any, tmp_path: Path, monkeypat
         Llama.from_pretrained(folder, weights)
 
 
-def test_progress_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    """Each piece that is there counts once; the sum is that of all tensors."""
-    folder, theirs = saved(tmp_path, "llama", vocab_size=20_000)
-    monkeypatch.setattr(checkpoint, "_PIECE", 500_000)
-    capsys.readouterr()
-    Llama.from_pretrained(folder, progress=True)
-    amounts = [float(x) for x in re.findall(r"(\d+\.\d\d) GB,", capsys.readouterr().err)]
-    assert amounts == sorted(amounts) and len(amounts) > 2 * 20_000 * 64 * 4 / 500_000
-    assert amounts[-1] == pytest.approx(sum(p.nbytes for p in theirs.parameters()) / 1e9, abs=0.005)
-
-
-def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, _ = saved(tmp_path, "llama")
-    capsys.readouterr()
-    Llama.from_pretrained(folder, progress=True)
-    shown = capsys.readouterr().err
-    assert re.search(r"\rloading \[#{30}\] 0\.00 of 0\.00 GB, \d+\.\d\d GB/s,   0 s left\n$", shown)
-    assert shown.count(" s left") > 1, "while it loads too"
-    Llama.from_pretrained(folder)
-    assert capsys.readouterr().err == ""
-
-
 def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     """All that is wrong is in one error."""
     folder, _ = saved(tmp_path, "llama")

@@ -5,6 +5,7 @@ Files are memory-mapped; a tensor's pages are dropped once its layer has been re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,13 @@ class Checkpoint:
         stored = {tensor for layer in self.layers.values() for tensor in layer.names.values()}
         whole = {f"{name}.weight": TensorInfo(torch.float32, (layer.n, layer.k)) for name, layer in self.layers.items()}
         return {name: info for name, info in self.tensors.items() if name not in stored} | whole
+
+    def stored_bytes(self, name: str) -> int:
+        """Return the size in the checkpoint of a quantized layer or of a tensor."""
+        layer = self.layers.get(name)
+        names = [name] if layer is None else layer.names.values()
+        infos = [self.tensors[one] for one in names if one in self.tensors]
+        return sum(math.prod(info.shape) * info.dtype.itemsize for info in infos)
 
     def check_model(self, where: str, wanted: Mapping[str, Wanted], optional: Callable[[str], bool]) -> None:
         """Compare the tensors with those of a model, and check the values of scales.

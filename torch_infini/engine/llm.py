@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections import deque
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 import torch
 from torch import nn
 
+from .._core.progress import track
 from ..models import Llama
 from .engine import Engine, Prompt, described
 from .loading import load_served
@@ -60,7 +60,7 @@ class LLM:
         seed: Seed of the generator that draws seeds for requests without one; None: these are random.
         generation_config: "auto": requests without params have the sampling settings of the model's
             generation_config.json; "none" (or vLLM's "vllm"): those of SamplingParams().
-        progress: Whether loading shows its speed on stderr; None: if stderr is a terminal.
+        progress: Whether loading shows a bar on stderr; None: if stderr is a terminal.
         **settings: Fields of EngineConfig (max_model_len, max_num_seqs, max_num_batched_tokens, enforce_eager,
             enable_prefix_caching, kv_cache_dtype, block_size, ...). Other arguments of vLLM's LLM are logged without
             effect, or raise an error that says what to use instead.
@@ -484,13 +484,9 @@ def adapters_of(given: Any, count: int) -> SequenceOf[LoRARequest | None]:
 
 def with_progress(outputs: Iterator[Output], count: int, use_tqdm: bool | None) -> Iterator[Output]:
     """Return an iterator of the outputs that shows a progress bar on stderr, if that is a terminal."""
-    if use_tqdm is False or (use_tqdm is None and count < 2) or not sys.stderr.isatty():
+    if use_tqdm is False or (use_tqdm is None and count < 2):
         return outputs
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped]  # it has no stubs
-    except ImportError:
-        return outputs
-    return iter(tqdm(outputs, "prompts", count, file=sys.stderr, dynamic_ncols=True))
+    return track(outputs, "prompts", [1] * count)
 
 
 def prompts_of(given: Any) -> SequenceOf[Prompt]:

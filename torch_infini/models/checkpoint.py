@@ -10,8 +10,6 @@ import ctypes
 import hashlib
 import math
 import os
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .._core.devices import on_cpu
+from .._core.progress import finish, track
 from ..checkpoints import (
     StoredLayer,
     TensorInfo,
@@ -149,7 +148,7 @@ def load_checkpoint(
         folder: Has model.safetensors, several *.safetensors, or shards and their index.
         slots: By the names of the checkpoint's tensors.
         optional: Returns whether a tensor without a slot may be in the checkpoint.
-        progress: Whether to show a line with GB/s on stderr; None: if stderr is a terminal.
+        progress: Whether to show a bar on stderr; None: if stderr is a terminal.
 
     Raises:
         FileNotFoundError: If files are missing.
@@ -170,7 +169,8 @@ def load_checkpoint(
 
         with ThreadPoolExecutor(_readers(), "torch_infini loads") as pool:
             # An error cancels the pieces that have not begun.
-            follow(pool.map(load, pieces), [piece.bytes for piece in pieces], progress)
+            sizes = [piece.bytes for piece in pieces]
+            finish(track(pool.map(load, pieces), "loading", sizes, progress, "B"))
 
 
 def _readers() -> int:
@@ -265,22 +265,6 @@ class _Piece(NamedTuple):
 
 def _rows_in(size: int, row_bytes: int) -> int:
     return max(size // max(row_bytes, 1), 1)
-
-
-def follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> None:
-    """Wait for pieces of these sizes in bytes; show on stderr how much was loaded, how fast, and the time left."""
-    shown = sys.stderr.isatty() if progress is None else progress
-    start, read, whole = time.perf_counter(), 0, sum(sizes)
-    for i, (_, size) in enumerate(zip(done, sizes, strict=True), 1):
-        read += size
-        if shown:
-            seconds = time.perf_counter() - start
-            left = seconds * (whole - read) / max(read, 1)
-            bar = "#" * (30 * read // max(whole, 1))
-            end = "\n" if i == len(sizes) else ""
-            sizes_read = f"{read / 1e9:.2f} of {whole / 1e9:.2f} GB"
-            line = f"\rloading [{bar:<30}] {sizes_read}, {read / 1e9 / seconds:.2f} GB/s, {left:3.0f} s left"
-            print(line, end=end, file=sys.stderr, flush=True)
 
 
 def stored_layers(folder: str | Path) -> dict[str, StoredLayer]:

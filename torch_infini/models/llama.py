@@ -289,7 +289,7 @@ class Llama(nn.Module):
             dtype: Of activations and dense weights; None: the checkpoint's.
             device: Where the model goes.
             activations: As torch_infini.load's.
-            progress: Whether to show a line with GB/s on stderr; None: if stderr is a terminal.
+            progress: Whether to show a bar on stderr; None: if stderr is a terminal.
             tp_group: The group that shards the model; all ranks call this, and each reads its shard of the files.
 
         Returns:

@@ -6,7 +6,6 @@ its place; the pages of its file are dropped before the next.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -15,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from .._core.memory import allocate, trim
+from .._core.progress import finish, track
 from ..checkpoints import Checkpoint, Layer, LinearWeight, Projection, Wanted, fill
 from ..nn import Linear, MergedLinear
 from ..weights import Integers
-from .checkpoint import Slot, follow
+from .checkpoint import Slot
 from .config import LlamaConfig
 
 _NAME = "torch_infini.models.Llama"
@@ -90,18 +90,11 @@ def load(model: Model, checkpoint: Checkpoint, products: Sequence[Product], dens
     """
     products = [one for one in products if one.attribute != "head" or not model.shares_embedding]
     names = list(model.slots())
-    sizes = [sum(_bytes(checkpoint, one.name) for one in product.projections) for product in products]
+    sizes = [sum(checkpoint.stored_bytes(one.name) for one in product.projections) for product in products]
     layers = [Layer(product.projections, partial(_put, product, dense)) for product in products]
-    sizes += [_bytes(checkpoint, name) for name in names]
-    follow(fill(checkpoint, model.dtype, layers, model.slots, model.device), sizes, progress)
-
-
-def _bytes(checkpoint: Checkpoint, name: str) -> int:
-    """Return the size of a quantized layer or of a tensor in bytes."""
-    layer = checkpoint.layers.get(name)
-    names = [name] if layer is None else layer.names.values()
-    infos = [checkpoint.tensors[one] for one in names if one in checkpoint.tensors]
-    return sum(math.prod(info.shape) * info.dtype.itemsize for info in infos)
+    sizes += [checkpoint.stored_bytes(name) for name in names]
+    steps = fill(checkpoint, model.dtype, layers, model.slots, model.device)
+    finish(track(steps, "loading", sizes, progress, "B"))
 
 
 def _put(product: Product, dense: str, weights: list[LinearWeight | None]) -> None:

@@ -14,6 +14,7 @@ from transformers import GenerationMixin
 
 from .._core import products
 from .._core.devices import on_cpu
+from .._core.progress import DELAY, track
 from . import budget
 from .checks.probe import clear_caches
 from .checks.trial import Trial, labelled
@@ -69,6 +70,11 @@ def apply(
             patching.choose_formats(weights, calibrate)
         patching.quantize([*quantized, *taken])
         return patching.report
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Return the bytes of a module's parameters; of a sharded one, of this rank's shard."""
+    return sum(local(parameter).nbytes for parameter in module.parameters())
 
 
 def not_found(model: nn.Module, strict: bool) -> PatchReport:
@@ -170,7 +176,8 @@ class Patching:
         model = self.model
         wanted = {one.name: format for one in self.layers if (format := next(iter(one.formats), None)) is not None}
         try:
-            for name, format in wanted.items():
+            sizes = [weight_bytes(model.get_submodule(name)) for name in wanted]
+            for name, format in track(wanted.items(), "quantizing", sizes, unit="B", delay=DELAY):
                 quantize_module(model.get_submodule(name), format)
         finally:  # even after an interrupt the model works, and its report is accurate
             done = [name for name in wanted if isinstance(model.get_submodule(name), Quantized)]

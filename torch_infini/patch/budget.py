@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._core.progress import DELAY, track
 from ..weights import FORMATS, served
 from .checks.trial import Logits, labelled, rms
 from .decoder import Decoder
@@ -128,7 +129,7 @@ def choose(
     options: list[list[str]] = []  # formats of each group, the smallest first
     sizes: list[list[int]] = []
     errors: list[list[float]] = []
-    for group in groups:
+    for group in track(groups, "measuring", [1] * len(groups), unit="group", delay=DELAY):
         members = [layers[i] for i in group]
         weights = [weights_of(layer.module) for layer in members]
         taken = {

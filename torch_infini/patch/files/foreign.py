@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from ..._core.progress import DELAY, finish, track
 from ...checkpoints import (
     Activations,
     Checkpoint,
@@ -228,13 +229,20 @@ def fill_model(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
 
     tensors, whole = dict(model.named_buffers()), slice(None)
     modules = {name: model.get_submodule(name) for name in checkpoint.layers}
-    layers = [
-        Layer([Projection(name, whole, whole)], partial(put, name, module))
-        for name, module in modules.items()
-        if isinstance(module, nn.Linear)
+    linears = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
+    layers = [Layer([Projection(name, whole, whole)], partial(put, name, module)) for name, module in linears.items()]
+    # As `destinations` will have them: those of the linear layers are no longer on meta then.
+    others = [name for name in tensors if name in checkpoint.dequantized]
+    others += [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.is_meta and name in checkpoint.dequantized and name.removesuffix(".weight") not in linears
     ]
-    for _ in fill(checkpoint, dtype, layers, destinations):
-        pass
+    sizes = [
+        checkpoint.stored_bytes(name if name in checkpoint.tensors else name.removesuffix(".weight"))
+        for name in [*linears, *others]
+    ]
+    finish(track(fill(checkpoint, dtype, layers, destinations), "loading", sizes, unit="B", delay=DELAY))
     model.tie_weights()
     return quantized
 
