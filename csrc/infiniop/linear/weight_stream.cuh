@@ -26,9 +26,9 @@ namespace infini::weight_stream {
 
 constexpr int kXRows = 8; // rows of x that the tensor cores take at once
 
-// Blocks per multiprocessor, by their registers and shared memory. For sm_100 the compiler needs a few more registers
-// than three blocks leave.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+// Blocks per multiprocessor, by their registers and shared memory. For sm_80 and sm_100 the compiler needs a few more
+// registers than three blocks leave.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1000)
 constexpr int kBlocksOfFewRows = 2;
 #else
 constexpr int kBlocksOfFewRows = 3;
