@@ -25,7 +25,7 @@ MODULES = ("torch_infini.patch.apply", "torch_infini.patch.budget", "torch_infin
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """A function that lets stderr be a terminal, and returns what was written since the last call; bars appear at once."""
+    """A function that lets stderr be a terminal and returns what came since its last call; bars appear at once."""
     import importlib
 
     for name in MODULES:
