@@ -11,6 +11,7 @@ from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from .files.save import save
+from .layers.continuous import continuous_name
 from .layers.interface import IMPLEMENTATION, NAME
 from .layers.quantized import Quantized
 from .swap import PLAN, Patched
@@ -34,13 +35,14 @@ class Model(Original):
         return [vars(module.config).get(IMPLEMENTATION)]
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Run continuous batching with the original attention implementation, because it accepts only known names.
+        """Run continuous batching over infini::attention where that serves it (layers/continuous.py).
 
-        Only attention falls back then, as for any unknown keyword argument.
+        Otherwise with the original attention implementation, because transformers accepts only known names. Attention
+        alone falls back then, as for any unknown keyword argument.
         """
         served = self.config._attn_implementation == NAME
         if served:
-            setattr(self.config, IMPLEMENTATION, vars(self)[PLAN])
+            setattr(self.config, IMPLEMENTATION, continuous_name(self, vars(self)[PLAN]))
         try:
             manager: Any = super().init_continuous_batching(*args, **kwargs)
         except BaseException:

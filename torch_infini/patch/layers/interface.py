@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import flash_attention_mask, sdpa_mask
 
 from ..checks.conditions import carries_tangents, has_kernels
+from .continuous import CONTINUOUS_NAME, continuous_attention_forward
 from .paged import PAGED_NAME, paged_attention_forward
 
 NAME = "infini"
@@ -107,8 +108,11 @@ def attention_forward(
 def register() -> None:
     """Register "infini" with transformers: both functions, because without the second every mask would be None.
 
-    Also PAGED_NAME, without a mask function: its backend knows which keys a query sees.
+    Also PAGED_NAME, without a mask function: its backend knows which keys a query sees; and CONTINUOUS_NAME, whose
+    function has the lengths of the sequences.
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     AttentionInterface.register(PAGED_NAME, paged_attention_forward)
+    AttentionInterface.register(CONTINUOUS_NAME, continuous_attention_forward)
+    AttentionMaskInterface.register(CONTINUOUS_NAME, flash_attention_mask)
