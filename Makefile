@@ -8,6 +8,7 @@
 # make docs: writes the generated sections of the pages and of infiniop.h; make check-docs compares them.
 # make pictures: those of docs/server.md, taken of the page in Chromium.
 # make test-transformers4: scripts of InfiniLM with transformers 4, which is installed beside the environment's release.
+# make test-integrations: tests inside vLLM's CPU build, which is installed in an environment of its own.
 # make soak: 10,000 random requests through the engine.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
 PYTHON ?= python3
@@ -15,7 +16,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-full test-ci test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 build build-demo build-emulated bench sanitize fuzz \
+.PHONY: demo test test-full test-ci test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 test-integrations build build-demo build-emulated bench sanitize fuzz \
   pictures soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
@@ -56,6 +57,16 @@ test-transformers4: export PYTHONPATH := $(abspath $(TRANSFORMERS4))
 test-transformers4: build $(TRANSFORMERS4)/.ready
 	@$(PY) -c 'import transformers; v = transformers.__version__; v == "4.57.1" or exit(f"transformers is {v}")'
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 8 tests/test_infinilm_scripts.py tests/test_infinilm_signatures.py
+
+# vLLM's CPU build, in an environment of its own: 5 GB. Not a part of test. Where it cannot be had, a sentence says so.
+VLLM := build/integrations/vllm
+$(VLLM)/.ready: $(VENV)/.test .ci/integrations.py
+	@$(PY) .ci/integrations.py $(VLLM) $(TORCH)
+
+test-integrations: build
+	@if $(MAKE) --no-print-directory $(VLLM)/.ready; \
+	  then $(VLLM)/bin/python -m pytest -q tests/test_vllm.py $(TESTS); \
+	  else echo "test-integrations: skipped, for vLLM's CPU build could not be installed: the reason is above"; fi
 
 test-aarch64: build
 	@$(PY) .ci/aarch64.py

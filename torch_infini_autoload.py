@@ -1,7 +1,8 @@
 """What torch calls at the end of `import torch` (entry point torch.backends): device `infini`, if the variable asks.
 
 A module of its own, so that without TORCH_INFINI_DEVICE nothing of torch_infini is imported. In lm-evaluation-harness,
-which has no entry points, it names the model `infini`, which is imported when `--model infini` asks for it.
+which has no entry points, it names the model `infini`, which is imported when `--model infini` asks for it. vLLM calls
+load_in_vllm (entry point vllm.general_plugins), which imports nothing without TORCH_INFINI_VLLM.
 """
 
 import os
@@ -29,3 +30,17 @@ def name_in_lm_eval() -> None:
             registry.register("infini", target="torch_infini.integrations.lm_eval:InfiniLM")
     except Exception as error:  # another release of lm_eval: `import torch` must not fail
         print(f"torch_infini: lm_eval has no model infini: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def load_in_vllm() -> None:
+    """Turn on the parts of torch_infini's plugin that TORCH_INFINI_VLLM names, in this process of vLLM.
+
+    Raises:
+        ValueError: If the variable names an unknown part.
+    """
+    value = os.environ.get("TORCH_INFINI_VLLM", "0")
+    if value in ("", "0"):
+        return
+    from torch_infini.integrations.vllm import activate, parts_of
+
+    activate(parts_of(value))

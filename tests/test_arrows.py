@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASE | {"ops", "weights", "distributed", "runtime", "nn", "models", "checkpoints", "patch"},
     "serve": BASE | {"ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
     # What other projects' programs load; no part of the product stands on it.
-    "integrations": BASE | {"engine", "serve", "weights"},
+    "integrations": BASE | {"ops", "engine", "serve", "weights"},
     "patch": BASE | {"ops", "weights", "distributed", "checkpoints", "nn"},
     "compile": BASE | {"ops"},
     "demo": set(),

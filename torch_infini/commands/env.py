@@ -46,6 +46,7 @@ VARIABLES = {
     "INFINI_PROVIDERS": "what computes ops instead of our kernels: op=name or op@device=name, with commas between",
     "INFINI_SLICE_BYTES": "bytes of unpacked quantized weight that CUDA holds at a time",
     "TORCH_INFINI_DEVICE": "cpu, cuda or a vendor's library: import torch enables the device infini on it",
+    "TORCH_INFINI_VLLM": "1, or parts with commas between: vLLM's CPU build computes with our kernels",
 }
 
 

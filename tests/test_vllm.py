@@ -1,0 +1,190 @@
+"""The plugin for vLLM: its variable everywhere; tokens, and what computes them, where vLLM is: make test-integrations.
+
+vLLM's own results have ties, for it rounds logits to bfloat16: tokens are compared up to the first one that is no more
+than MARGIN above the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.vllm_worker import Job, Result
+
+ROOT = Path(__file__).resolve().parent.parent
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM's CPU build: make test-integrations")
+MARGIN = {"bfloat16": 0.04, "float32": 1e-4}  # logits here are below 4, where bfloat16 has steps of 1/64
+VOCABULARY = 64
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **ENVIRONMENT, **variables}
+    command = [sys.executable, "-W", "ignore", *arguments]
+    # Not from ROOT: the metadata of a build there, which may be older, would hide those of the installation.
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT / "tests")
+
+
+def generate(jobs: Sequence[Job], plugin: str, **variables: str) -> tuple[list[Result], Counter[str]]:
+    """The results of jobs in one process of vLLM, and the calls of our ops by name."""
+    text = json.dumps([asdict(job) for job in jobs])
+    done = python("-m", "support.vllm_worker", text, TORCH_INFINI_VLLM=plugin, INFINI_LOG="1", **variables)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    calls = Counter(re.findall(r"^infini::(\w+)", done.stderr, re.MULTILINE))
+    return [Result(**fields) for fields in json.loads(done.stdout.splitlines()[-1])], calls
+
+
+def check_tokens(ours: Result, theirs: Result, margin: float) -> None:
+    """Compare each prompt's tokens up to the first that is nearly tied."""
+    compared = 0
+    for mine, other, margins in zip(ours.tokens, theirs.tokens, theirs.margins, strict=True):
+        clear = next((i for i, m in enumerate(margins) if m <= margin), len(margins))
+        assert mine[:clear] == other[:clear]
+        compared += clear
+    assert compared > 0.3 * sum(map(len, theirs.tokens))
+
+
+def prompts_of(count: int) -> list[list[int]]:
+    numbers = random.Random(0)
+    return [[numbers.randrange(VOCABULARY) for _ in range(numbers.randrange(2, 24))] for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of a small Llama, and of a Qwen 3, which norms queries and keys."""
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512, "head_dim": 32}
+    folders = {}
+    for name in ("Llama", "Qwen3"):
+        torch.manual_seed(1)
+        config = getattr(transformers, f"{name}Config")(**sizes, **heads, tie_word_embeddings=name == "Qwen3")
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        for parameter in model.parameters():
+            parameter.data *= 3 if parameter.dim() == 2 else 1  # larger differences between logits
+        folders[name] = str(tmp_path_factory.mktemp(name))
+        model.to(torch.bfloat16).save_pretrained(folders[name])
+    return folders
+
+
+# ---- the variable ----
+
+
+@pytest.mark.parametrize(
+    "value, parts", [("", ()), ("0", ()), ("1", ("ops",)), ("ops", ("ops",)), (" ops,ops", ("ops",))]
+)
+def test_parts(value: str, parts: tuple[str, ...]) -> None:
+    done = python("-c", f"from torch_infini.integrations.vllm.settings import parts_of as p; print(p({value!r}))")
+    assert done.stdout == f"{parts}\n", done.stderr
+
+
+@pytest.mark.parametrize("value", ["opps", "ops,", "yes", "2"])
+def test_unknown_part(value: str) -> None:
+    done = python("-c", "import torch_infini_autoload as a; a.load_in_vllm()", TORCH_INFINI_VLLM=value)
+    assert done.returncode == 1
+    sentence = f"torch_infini: TORCH_INFINI_VLLM must be 0, 1 or parts of ops with commas, got {value!r}"
+    assert sentence in done.stderr
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_off_imports_nothing(value: str) -> None:
+    code = """
+import sys, torch_infini_autoload as a
+a.load_in_vllm()
+print([name for name in sys.modules if name.startswith(("torch", "vllm"))])
+"""
+    done = python("-c", code, TORCH_INFINI_VLLM=value)
+    assert done.stdout == "['torch_infini_autoload']\n", done.stderr
+
+
+def test_entry_point() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    found = re.search(r'"vllm\.general_plugins"\].*\ninfini = "(\w+):(\w+)"', text)
+    assert found and callable(getattr(import_module(found[1]), found[2]))
+
+
+# ---- inside vLLM ----
+
+
+@needs_vllm
+def test_tokens(models: dict[str, str]) -> None:
+    kinds = [("Llama", "float32"), ("Qwen3", "float32"), ("Qwen3", "bfloat16"), ("Llama", "bfloat16")]
+    jobs = [Job(models[name], dtype, prompts_of(24), eager=name != "Llama") for name, dtype in kinds]
+    ours, calls = generate(jobs, "1")
+    theirs, none = generate(jobs, "0")
+    for job, mine, other in zip(jobs, ours, theirs, strict=True):
+        check_tokens(mine, other, MARGIN[job.dtype])
+        assert {"rms_norm", "fused_add_rms_norm", "SiluAndMul", "RotaryEmbedding"} <= set(mine.replaced)
+    assert not none
+    # Eager SiluAndMul rounds twice, compiled once.
+    assert {"rms_norm", "add_rms_norm", "rope", "silu", "mul", "swiglu"} <= set(calls)
+
+
+@needs_vllm
+def test_alone_and_together(models: dict[str, str]) -> None:
+    jobs = [Job(models["Llama"], "bfloat16", prompts_of(64), alone=alone) for alone in (True, False)]
+    (alone, together), _ = generate(jobs, "1")
+    check_tokens(alone, together, MARGIN["bfloat16"])
+
+
+@needs_vllm
+def test_loaded_twice() -> None:
+    code = """
+import torch_infini_autoload as a
+from torch_infini.integrations.vllm import activate
+for _ in range(2): a.load_in_vllm()
+done = activate(())
+assert len(done.replaced) == len(set(done.replaced)) > 4, done
+"""
+    done = python("-c", code, TORCH_INFINI_VLLM="1")
+    assert done.returncode == 0, done.stderr
+
+
+@needs_vllm
+def test_gpu_build() -> None:
+    code = """
+import vllm.platforms, torch_infini_autoload as a
+platform = type(vllm.platforms.current_platform)
+platform.is_cpu, platform.device_type = (lambda self: False), "cuda"
+a.load_in_vllm()
+from vllm import ir
+assert "infini" not in ir.ops.rms_norm.impls
+"""
+    done = python("-c", code, TORCH_INFINI_VLLM="1")
+    assert done.returncode == 0, done.stderr
+    assert "torch_infini leaves ops to vLLM: vLLM must be its CPU build, got one for cuda" in done.stderr
+
+
+@needs_vllm
+def test_another_release() -> None:
+    code = """
+import vllm, torch_infini_autoload as a
+from vllm import ir
+vllm.__version__ = "9.9"
+del ir.ops.fused_add_rms_norm
+a.load_in_vllm()
+assert "infini" not in ir.ops.rms_norm.impls
+"""
+    done = python("-c", code, TORCH_INFINI_VLLM="1")
+    assert done.returncode == 0, done.stderr
+    assert "torch_infini leaves ops to vLLM: vLLM must have the interfaces of 0.32, got 9.9, where " in done.stderr
