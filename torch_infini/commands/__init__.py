@@ -1,6 +1,6 @@
 """The command line, `python -m torch_infini`: a module for each command (generate, chat, serve, doctor and others)."""
 
-from . import bench, chat, demo, describe, device, doctor, env, generate, ops, quantize, root, run, serve, tune
+from . import bench, chat, demo, describe, device, doctor, env, generate, ops, quantize, root, run, serve, tune, vllm
 from .errors import CommandError
 
 COMMANDS = {
@@ -18,6 +18,7 @@ COMMANDS = {
     "run": run,
     "serve": serve,
     "tune": tune,
+    "vllm": vllm,
 }
 
 __all__ = ["COMMANDS", "CommandError"]

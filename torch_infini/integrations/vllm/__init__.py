@@ -1,7 +1,8 @@
 """torch_infini's kernels inside vLLM's CPU build: the plugin that TORCH_INFINI_VLLM turns on (docs/vllm.md).
 
 vLLM calls torch_infini_autoload.load_in_vllm in each of its processes; this package is imported only if the variable
-asks for it. settings.py reads the variable, activation.py registers the parts: ops.py and activations.py.
+asks for it. settings.py reads the variable, activation.py registers the parts: ops.py with
+activations.py, and linear.py with quantized.py. report.py lists what they do to a model.
 """
 
 from .activation import Activation, activate

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
+from .settings import VARIABLE
+
 TESTED = ("0.32",)  # releases of vLLM; others are tried
 # What a release with other interfaces raises while a part is registered.
 DIFFERENT = (ImportError, AttributeError, TypeError, ValueError, AssertionError, KeyError)
@@ -51,7 +53,7 @@ def activate(parts: Sequence[str]) -> Activation:
     Returns:
         What was replaced and what was left, in all calls of this process.
     """
-    from vllm import __version__
+    from vllm import __version__, envs
     from vllm.platforms import current_platform
 
     new = [part for part in parts if part not in _DONE]
@@ -61,6 +63,8 @@ def activate(parts: Sequence[str]) -> Activation:
             reason = f"vLLM must be its CPU build, got one for {current_platform.device_type}"
             _CURRENT.leave(part, reason, logging.WARNING)
         return _CURRENT
+    # vLLM keeps compiled graphs under a hash of its variables: those with other parts must not be loaded.
+    envs.environment_variables[VARIABLE] = lambda: ",".join(sorted(_DONE))
     for part in new:
         before = len(_CURRENT.replaced)
         try:
