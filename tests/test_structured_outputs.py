@@ -398,6 +398,7 @@ CHAINS = {  # by form: a chain of so many rules or references, at most 256 KiB
 }
 
 
+@pytest.mark.full  # a process each
 @pytest.mark.parametrize("form", CHAINS)
 def test_long_chains_do_not_end_the_process(form: str, folder: Path) -> None:
     """In a process of its own: what fails here is its end."""

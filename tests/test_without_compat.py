@@ -101,6 +101,7 @@ def test_what_asks_for_it(tree: Path) -> None:
         assert (done.returncode, done.stderr) == (2, f"torch_infini run: {SENTENCE}\n")
 
 
+@pytest.mark.full
 def test_env_and_doctor_list_it(tree: Path) -> None:
     build = "without compat, for scripts of infinicore and infinilm (INFINI_COMPAT=0)"
     assert json.loads(python(tree, "-m", "torch_infini", "env", "--json").stdout)["build"] == build
