@@ -33,6 +33,8 @@ MODULE = "_infinicore"
 MODULE_FILE = f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
 # INFINI_COMPAT=0 leaves out torch_infini/compat with that module: nothing else needs them.
 WITH_COMPAT = os.environ.get("INFINI_COMPAT") != "0"
+if os.environ.get("INFINI_COMPAT", "1") not in ("", "0", "1"):
+    sys.exit(f"torch_infini: INFINI_COMPAT must be 0 or 1, got {os.environ['INFINI_COMPAT']!r}")
 # Device `infini`, for one release of torch: the stable ABI has no device. Older releases lack what it overrides.
 DEVICE = "libinfini_device"
 OLDEST_TORCH_OF_DEVICE = (2, 13)

@@ -112,6 +112,8 @@ def test_bad_input() -> None:
         quantize_(made, InfiniInt8Config())
     with pytest.raises(TypeError, match=r"weight must be dense, .* got torch\.float64"):
         quantize_(nn.Linear(64, 64).double(), InfiniInt8Config())
+    with pytest.raises(ValueError, match=r"weight must have values, got one on meta: load the model before"):
+        quantize_(nn.Linear(64, 64, device="meta"), InfiniInt8Config())
     broken = nn.Linear(64, 64)
     with torch.no_grad():
         broken.weight[3, 5] = torch.nan

@@ -126,3 +126,14 @@ def test_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rules["module_flags"]() == (None, "INFINI_COMPAT=0")
     written = rules["ninja_file"](None, None)
     assert "infinicore.python" not in written and "infinicore.graph" in written
+
+
+def test_a_value_that_is_no_switch() -> None:
+    done = subprocess.run(
+        [sys.executable, "build_rules.py"],
+        cwd=ROOT,
+        env={**os.environ, "INFINI_COMPAT": "off"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (1, "torch_infini: INFINI_COMPAT must be 0 or 1, got 'off'\n")

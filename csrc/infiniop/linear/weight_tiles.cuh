@@ -1,11 +1,12 @@
-// Products of 17 rows of x and more with quantized weights, which unpack on the way to the tensor cores: for linear_int8,
-// linear_int4 and int8_gemm where weight_stream.cuh has too few rows to share a weight among, and cuBLAS would read a
+// Products of 17 rows of x and more with quantized weights, which unpack on the way to the tensor cores: for
+// linear_int8, linear_int4 and int8_gemm where weight_stream.cuh has too few rows to share a weight among, and cuBLAS would read a
 // weight that was unpacked to memory.
 //
-// A tile is 32 or 64 rows of x by 128 rows of the weight, a band of 16 for each of a thread block's 8 warps. Stages
-// of 128 bytes of each row of the weight, and of the same columns of x, are copied to shared memory some stages ahead;
-// the warps share x. Where a weight has too few rows to give each multiprocessor a tile, k is split among blocks, whose
-// sums scale_sums adds in order (weight_tiles.h). A row has the same bits for any number of rows up to 128, and for any beyond.
+// A tile is 32 or 64 rows of x by 128 rows of the weight, a band of 16 for each of a thread block's 8 warps. Stages of
+// 128 bytes of each row of the weight, and of the same columns of x, are copied to shared memory some stages ahead; the
+// warps share x. Where a weight has too few rows to give each multiprocessor a tile, k is split among blocks, whose sums
+// scale_sums adds in order (weight_tiles.h). A row has the same bits for any number of rows up to 128, and for any
+// beyond.
 // Limit: memory bandwidth of the weight's bytes, and L2's of x, which is read once for each 128 rows of the weight: on
 // paper (H100, 4096 x 14336, 64 rows) 20 us and 10 us for int8, and 12 us of tensor cores.
 #pragma once

@@ -26,8 +26,9 @@ namespace infini::many_rows {
 struct Problem;
 
 // cuBLAS is used from so many rows of x on. Measured on an H100, 4096 x 14336, x of bfloat16, in microseconds: tiles
-// (linear/weight_tiles.cuh) of int8 weights take 50 for 64 rows and 100 for 128, of int4 55 to 73 and 123 to 142; unpacking
-// and cuBLAS take 108 and 117, for int4 93 and 102. float32 x has no tiles, and int8 x by int8 weights is not unpacked.
+// (linear/weight_tiles.cuh) of int8 weights take 51 for 64 rows and 100 for 128, of int4 63 to 73 and 123 to 142;
+// unpacking and cuBLAS take 108 and 117, for int4 93 and 102. float32 x has no tiles, and int8 x by int8 weights is not
+// unpacked.
 int64_t cublas_rows_from(const Problem &problem);
 
 // The most bytes of an unpacked slice of the weight, and of its sums: the slice stays in L2 (50 MB on an H200) until

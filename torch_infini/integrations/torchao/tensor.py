@@ -87,14 +87,16 @@ class InfiniTensor(TorchAOBaseTensor):
 
         Raises:
             TypeError: For a weight of another type or dtype.
-            ValueError: For an unknown name, a weight of other than two dimensions or whose columns do not fit the
-                format, or one with infinity or NaN.
+            ValueError: For an unknown name, a weight of other than two dimensions, on meta or whose columns do not fit
+                the format, or one with infinity or NaN.
         """
         if isinstance(weight, TorchAOBaseTensor) or weight.dtype not in DTYPES:
             came = type(weight).__name__ if isinstance(weight, TorchAOBaseTensor) else weight.dtype
             raise TypeError(f"{_NAME}: weight must be dense, of float32, bfloat16 or float16, got {came}")
         if weight.dim() != 2:
             raise ValueError(f"{_NAME}: weight must have 2 dimensions, got {weight.dim()}")
+        if weight.is_meta:
+            raise ValueError(f"{_NAME}: weight must have values, got one on meta: load the model before quantize_")
         form = weights.best(name, weight.device)
         n, k = weight.shape
         with torch.no_grad():
