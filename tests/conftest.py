@@ -11,7 +11,9 @@ import os
 import shutil
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -86,11 +88,24 @@ def is_sampled(nodeid: str, share: int, text: str) -> bool:
     return zlib.crc32(f"{text} {nodeid}".encode()) % share == 0
 
 
+def unmark_first(items: list[pytest.Item]) -> None:
+    """Of a test marked `full(beyond=N)` the first N cases are not `full`."""
+    cases: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        for mark in [mark for mark in item.own_markers if mark.name == "full" and "beyond" in mark.kwargs]:
+            case = item.path, item.nodeid.partition("[")[0]
+            cases[case] += 1
+            if cases[case] <= mark.kwargs["beyond"]:
+                item.own_markers.remove(mark)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The tests of the device infini go last: once enabled, it is torch.accelerator to the end of the process.
 
     Workers of pytest-xdist take tests in no fixed order, so beside others they leave these out.
     """
+    unmark_first(items)
     others = [item for item in items if not item.path.name.startswith("test_device")]
     on_device = [item for item in items if item.path.name.startswith("test_device")]
     if others and "PYTEST_XDIST_WORKER" in os.environ:

@@ -267,6 +267,7 @@ def test_tracebacks_of_a_script(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (1, plain.stderr)
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -280,6 +281,7 @@ def test_bad_input(arguments: tuple[str, ...], sentence: str, tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (2, f"torch_infini run: {sentence}\n")
 
 
+@pytest.mark.full
 def test_run_shadows_nothing(folder: Path) -> None:
     """A package of the name beside the script is the script's, unless it is to be replaced."""
     (folder / "infinilm").mkdir()

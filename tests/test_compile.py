@@ -70,6 +70,7 @@ def built(request: pytest.FixtureRequest) -> tuple[Family, nn.Module]:
     return request.param, request.param.build()
 
 
+@pytest.mark.full(beyond=7)
 @pytest.mark.parametrize(
     ("precision", "mode"),
     [("float", "static"), pytest.param("half", "static", marks=pytest.mark.full), ("other half", "dynamic")],
@@ -81,6 +82,7 @@ def test_families(built: tuple[Family, nn.Module], precision: str, mode: str) ->
     check_family(*built, dtype, mode)
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize(("number", "dtype"), [(0, torch.float32), (4, torch.bfloat16)], ids=["Llama", "Gemma 2"])
 def test_families_that_become_dynamic(number: int, dtype: torch.dtype) -> None:
     """When the second shape comes. What becomes of it is torch's decision: two families show what we make of both."""
@@ -110,6 +112,7 @@ def test_inductor(built: tuple[Family, nn.Module]) -> None:
     check_exactness(model, ids, actual)
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("mode", ["automatic", "dynamic"])
 def test_graphs_breaks_and_clones(mode: str) -> None:
     """A LLaMA: one graph (two where the second shape makes it dynamic: the first is static), no break, no clone."""

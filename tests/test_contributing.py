@@ -153,6 +153,7 @@ for read in (torch_infini.load, torch_infini.LLM):
 """
 
 
+@pytest.mark.full
 def test_add_a_checkpoint_format(tmp_path: Path) -> None:
     shutil.copytree(
         ROOT / "torch_infini",

@@ -180,6 +180,7 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         choose(dist.HashStore(), 0, 2, SOON)
 
 
+@pytest.mark.full
 def test_under_torchrun_with_import_torch_infini_alone(tmp_path: Path) -> None:
     """As users start it; the log says what was chosen; a program that ends without destroying its groups ends."""
     script = tmp_path / "program.py"

@@ -127,6 +127,7 @@ def run_script(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.full(beyond=4)
 @pytest.mark.parametrize("page", RUNNING, ids=name_of)
 def test_examples_of_pages(page: Path, tmp_path: Path) -> None:
     """A page's Python blocks run as they stand, one after the other."""
@@ -157,6 +158,7 @@ def test_pages_that_must_have_examples() -> None:
     assert len(blocks(ROOT / "README.md", "python")) == 4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", range(2))
 def test_examples_under_torchrun(number: int, tmp_path: Path) -> None:
     """docs/distributed.md's scripts, by two ranks."""
@@ -300,6 +302,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize(
     "file, text, found",
     [

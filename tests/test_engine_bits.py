@@ -86,6 +86,7 @@ def together(engine: Engine, rows: list[list[int]], seed: int) -> list[Any]:
     return [bits(outputs[ids[at]].outputs[0]) for at in range(len(rows))]
 
 
+@pytest.mark.full(beyond=2)
 @KINDS
 def test_preempted(folder: Path, dtype: torch.dtype, weights: Any, kv_cache_dtype: Any) -> None:
     """24 requests on 40 blocks: what was generated is computed again as it was at first."""
@@ -105,6 +106,7 @@ def test_preempted(folder: Path, dtype: torch.dtype, weights: Any, kv_cache_dtyp
         assert metrics.preemptions > 0 and metrics.free_blocks == metrics.blocks
 
 
+@pytest.mark.full(beyond=6)
 @KINDS
 @pytest.mark.parametrize("block_size", [16, 32, 48])
 def test_shared_prefixes(

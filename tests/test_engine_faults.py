@@ -302,6 +302,7 @@ def serve(engine: Engine, interrupts: Interrupts) -> dict[str, list[tuple[list[i
     return given
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("seed", range(2))
 def test_interrupts_at_any_line_of_the_engine(seed: int, tmp_path: Path) -> None:
     """No block is lost, every request has its end told once, with the tokens, texts and log-probabilities that it has

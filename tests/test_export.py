@@ -128,6 +128,7 @@ def export(name: str, folder: Path) -> tuple[torch.export.ExportedProgram, Path,
     return program, folder / "results.pt", [str(list(result.shape)) for _, result in results]
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("name", CASES)
 def test_export(name: str, tmp_path: Path) -> None:
     program, results, shapes = export(name, tmp_path)

@@ -336,6 +336,7 @@ print(*(torch._C._dispatch_has_kernel_for_dispatch_key("infini::rms_norm", key) 
 """
 
 
+@pytest.mark.full
 def test_one_build_serves_torches_with_and_without_cuda(tmp_path: Path) -> None:
     """The library, beside a CUDA kernel in a torch without CUDA, registers it where a torch with CUDA is loaded.
 
@@ -500,6 +501,7 @@ def test_one(number):
 """
 
 
+@pytest.mark.full
 def test_a_lost_gpu_and_a_hang_cost_one_test_each(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "torch.py").write_text(TORCH)

@@ -29,6 +29,7 @@ def python(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, cwd=cwd)
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("variable", ["INFINI_LIBRARIES", "INFINI_CPU_CAPABILITY"])
 def test_import_again_after_a_failure(variable: str, tmp_path: Path) -> None:
     """A second import in a process raises the same error; it works once the cause is removed."""

@@ -496,6 +496,7 @@ LOOPS: dict[str, tuple[int, Callable[[], Callable[[], object]]]] = {
 }
 
 
+@pytest.mark.full(beyond=2)
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer keeps freed memory a while")
 @pytest.mark.parametrize("name", LOOPS)
 def test_nothing_leaks(name: str) -> None:

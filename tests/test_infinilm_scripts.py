@@ -131,6 +131,7 @@ def test_paged_newer_names(reference: Reference) -> None:
     assert s["paged"] is True and s["blocks"] == [64, 16]
 
 
+@pytest.mark.full
 def test_tensor_parallel(reference: Reference) -> None:
     """Two ranks through the command line, whose workers must not run the script again."""
     ids = [reference.ids(prompt)[:4] for prompt in PROMPTS[:2]]
@@ -299,6 +300,7 @@ def port(reference: Reference) -> Iterator[int]:
         server.wait()
 
 
+@pytest.mark.full
 def test_server(reference: Reference, port: int) -> None:
     """A streaming client in plain Python; then SIGTERM ends the server."""
     done = subprocess.run(

@@ -22,7 +22,8 @@ def python(code: str, level: str | None) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "INFINI_LOG"}
     if level is not None:
         environment["INFINI_LOG"] = level
-    return run_python(code, env=environment)
+    # A log that is on imports Dynamo, which takes three seconds.
+    return run_python(code, env=environment, imported="torch._dynamo" if level in ("1", "2", "3") else "torch")
 
 
 def run(code: str, level: str | None, before: str = "") -> tuple[list[str], list[str]]:
@@ -132,6 +133,7 @@ def test_statistics() -> None:
     ]
 
 
+@pytest.mark.full
 def test_every_overload_of_every_op() -> None:
     """One line for each call of each form, and the results of the op as ever."""
     code = """
@@ -162,6 +164,7 @@ for spec in all_op_infos():
     assert len({line.split("(")[0] for line in lines}) >= 20
 
 
+@pytest.mark.full
 def test_compiled_graph() -> None:
     """A line when the graph runs, none while it is made; also where Dynamo leaves the call itself to Python."""
     code = """

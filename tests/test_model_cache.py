@@ -477,6 +477,7 @@ def test_a_process_that_is_killed(folder: Path, root: Path) -> None:
     assert run(folder, "Llama._from_files = exit").stdout == done.stdout
 
 
+@pytest.mark.full
 def test_processes_at_once(folder: Path, root: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM.format(before=""), str(folder)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

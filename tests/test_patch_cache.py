@@ -211,6 +211,7 @@ def shallow(cache: Cache) -> Cache:
     return other
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("kind", COPIES)
 def test_copies(kind: str) -> None:
     """A copy and its original go on with different tokens, and so does a copy of the copy when both are gone."""

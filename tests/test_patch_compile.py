@@ -46,6 +46,7 @@ def patched_model(family: Family) -> nn.Module:
     return model
 
 
+@pytest.mark.full(beyond=4)
 @pytest.mark.parametrize(
     ("family", "shapes"),
     [case(family, "dynamic") for family in FAMILIES]
@@ -61,6 +62,7 @@ def test_forward(family: Family, shapes: str) -> None:
         close(logits(compiled, ids), logits(model, ids))
 
 
+@pytest.mark.full(beyond=2)
 @EVERY
 def test_generate(family: Family) -> None:
     """generate over a compiled forward and a static cache gives the tokens of eager."""
@@ -82,6 +84,7 @@ class Logits(nn.Module):
         return self.model(ids, use_cache=False).logits
 
 
+@pytest.mark.full(beyond=2)
 @EVERY
 def test_strict_export(family: Family) -> None:
     """torch.export with strict=True, for any length."""

@@ -62,6 +62,7 @@ def run(model: Any, max_batch_tokens: int = 64) -> list[list[int]]:
     return [outputs[key].generated_tokens for key in sorted(outputs, key=lambda key: int(key.rpartition("_")[2]))]
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("name", [*FAMILIES, "gemma2"])
 def test_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in pieces and decode steps of five sequences; the attention is ours in every layer and step."""

@@ -38,6 +38,7 @@ Model = Any
 # Generation
 
 
+@pytest.mark.full
 def test_continuous_batching() -> None:
     """generate_batch takes a patched model as it is, computes over our attention, and leaves it as it was."""
     options = {
@@ -164,6 +165,7 @@ def test_outputs_of_generate() -> None:
             close(x, y)
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("before", [True, False], ids=["compiled first", "patched first"])
 def test_compiled_generate(before: bool) -> None:
     """generate over a compiled forward and a static cache: one graph, as the original's."""

@@ -94,6 +94,7 @@ def test_auto_model_in_another_dtype(tmp_path: Path, weights: str) -> None:
     assert torch.equal(logits(loaded, ids), logits(model.bfloat16(), ids))
 
 
+@pytest.mark.full(beyond=1)
 @INTEGERS
 def test_without_torch_infini(tmp_path: Path, weights: str) -> None:
     """transformers alone opens no model with random weights where there are integers."""
@@ -111,6 +112,7 @@ def test_without_torch_infini(tmp_path: Path, weights: str) -> None:
     assert run.stdout.startswith("RAISED") and "torch_infini" in run.stdout + run.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("first", ["torch_infini", "transformers"])
 def test_imports_in_any_order(tmp_path: Path, first: str) -> None:
     """The quantizer is known whichever of the two is imported first; torch_infini alone does not import the other."""

@@ -189,6 +189,7 @@ def by_gloo(folder: Path, store: Path, rank: int) -> tuple[list[Any], str]:
 # ---- the tests ----
 
 
+@pytest.mark.full(beyond=2)
 @pytest.mark.parametrize(
     "name", ["llama", "llama-biases-tied", "mistral", "mistral-no-window", "qwen2", "qwen3", "uneven"]
 )
@@ -342,6 +343,7 @@ def test_saved(ranks: Ranks, tmp_path: Path) -> None:
     assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.full
 def test_by_gloo(tmp_path: Path) -> None:
     """What transformers initialises by itself on the CPU; the collective ops have a separate communicator."""
     model = random_model("llama")

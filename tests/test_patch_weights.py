@@ -114,6 +114,7 @@ def test_int4_rows_alone(weights: str) -> None:
     test_rows_alone(weights)
 
 
+@pytest.mark.full(beyond=1)
 @EACH
 def test_compile_any_rows(weights: str, quantizes_x: bool) -> None:
     """One graph of the model: for a row, and where sizes are symbols, for few rows and for many."""
@@ -130,6 +131,7 @@ def test_compile_any_rows(weights: str, quantizes_x: bool) -> None:
 # Memory and numbers
 
 
+@pytest.mark.full(beyond=2)
 @EACH
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_memory(weights: str, tied: bool) -> None:
@@ -357,6 +359,7 @@ def test_inference_mode(weights: str) -> None:
     assert clone.model.embed_tokens.weight.grad.abs().max() > 0
 
 
+@pytest.mark.full(beyond=1)
 @EACH
 def test_memory_moves_away(weights: str, tmp_path: Path) -> None:
     """Integers that are moved to another device or to a file leave no copy behind."""

@@ -176,6 +176,7 @@ print(torch.ops.infini.silu(torch.zeros(3)).tolist())
 """
 
 
+@pytest.mark.full
 def test_variable() -> None:
     """Nothing is warned of, neither by us nor by torch of a kernel that is laid over another; the call is logged."""
     done = python(PLUGIN, "silu=one", INFINI_LOG="2")

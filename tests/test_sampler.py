@@ -87,6 +87,7 @@ DISTRIBUTIONS = {
 }
 
 
+@pytest.mark.full(beyond=5)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_frequencies(name: str) -> None:
     params = SamplingParams(**DISTRIBUTIONS[name])

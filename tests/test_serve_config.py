@@ -232,6 +232,7 @@ def test_a_server_of_a_file(tmp_path: Path) -> None:
     assert command.process.exitcode == 0
 
 
+@pytest.mark.full
 def test_a_file_from_a_pipe() -> None:
     """As of a shell's <(...)."""
     done = subprocess.run(

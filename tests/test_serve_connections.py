@@ -233,6 +233,7 @@ def test_several_hosts() -> None:
             bind_all(["127.0.0.1", host], 0)
 
 
+@pytest.mark.full
 def test_a_command_with_several_hosts(folder: Path, tmp_path: Path) -> None:
     arguments = ["serve", "--model", str(folder), "--port", "0", "--host", "127.0.0.1,127.0.0.2", "--host", "127.0.0.3"]
     command = Command(arguments, tmp_path / "output")

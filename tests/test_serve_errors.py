@@ -479,6 +479,7 @@ def test_what_runs_is_ended_after_the_drain(llm: AsyncLLM, slow: None) -> None:
     assert last["error"]["code"] == "draining"
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("signals", [1, 2])
 def test_sigterm(signals: int, folder: Path, tmp_path: Path) -> None:
     """The running request ends in full, and the exit status is 0; a second signal ends at once."""

@@ -81,6 +81,7 @@ def text(event: dict[str, Any]) -> str:
 
 
 # Both programs run the same server behind their arguments: each is started once.
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["infinilm.server.inference_server"], indirect=True)
 def test_sigterm_in_a_stream(command: Command, want: str) -> None:
     """The text is that of one rank, in full; the exit status is 0, and no process stays."""

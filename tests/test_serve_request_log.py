@@ -161,6 +161,7 @@ def test_off_by_default(llm: AsyncLLM, lines: Lines) -> None:
         ServeSettings(("a",), log_requests=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     """The lines are on the error output, at any level, in place of uvicorn's."""
     output = tmp_path / "output"

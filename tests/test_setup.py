@@ -95,6 +95,7 @@ def test_kernels_are_compiled_where_there_is_no_torch(checkout: Path) -> None:
     assert not (checkout / ".eggs").exists()
 
 
+@pytest.mark.full
 def test_flags_compile_everything_again(checkout: Path) -> None:
     (checkout / "csrc" / "common" / "two.cpp").write_text("#ifndef FROM_FLAGS\n#error no flag\n#endif\n")
     assert "no flag" in build_kernels(checkout).stdout
@@ -205,6 +206,7 @@ print(rt.infinirtCpuSetCapability(b"avx512_amx"), rt.infiniGetLastErrorMessage()
     )
 
 
+@pytest.mark.full
 def test_what_the_demo_leaves_out_is_named(tmp_path: Path) -> None:
     """Where it is asked for, in one sentence; env lists it."""
     native = ROOT / "build" / "native"
@@ -271,6 +273,7 @@ def test_two_builds_take_turns(checkout: Path) -> None:
     assert second.returncode == 0
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_build_goes_on(checkout: Path, number: signal.Signals) -> None:
     """What was compiled stays; the other objects are compiled by the next call."""
@@ -338,6 +341,7 @@ def test_a_failed_compilation_ends_the_set_up() -> None:
     assert time.monotonic() - start < 500
 
 
+@pytest.mark.full
 def test_the_module_is_built_for_this_python(checkout: Path) -> None:
     """A wheel that has it is tagged for the Python that built it."""
     source = checkout / "csrc" / "infinicore" / "python" / "module.cpp"

@@ -44,6 +44,7 @@ CALLS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
 }
 
 
+@pytest.mark.full(beyond=12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize("name", CALLS)

@@ -360,6 +360,7 @@ def test_infer_engine_generates_from_a_folder(tmp_path: Path) -> None:
         assert torch.stack(two.generate(ids, settings)).equal(torch.stack(one.generate(ids, settings)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("under_torchrun", [False, True])
 def test_command_line(under_torchrun: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """generate -tp 2 says what generate, here in this process, says, once."""

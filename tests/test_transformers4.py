@@ -70,6 +70,7 @@ print([step.to_numpy()[0].item() for step in output])
 """
 
 
+@pytest.mark.full
 def test_a_script_for_transformers_4(tmp_path: Path) -> None:
     from torch_infini import LLM, SamplingParams
 

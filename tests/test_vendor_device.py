@@ -57,6 +57,7 @@ def run(script: Path | str, *arguments: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.full
 def test_c_interface(library: Path) -> None:
     """The library brings a device and two ops."""
     assert run(VENDOR / "use.py", str(library)) == "fine"
@@ -76,6 +77,7 @@ except (ValueError, RuntimeError) as error:
 """
 
 
+@pytest.mark.full
 def test_refused(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no vendor's library, has no device, or memory that the host cannot use."""
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # an installed torch_infini raises at `import torch`

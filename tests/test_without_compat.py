@@ -92,6 +92,7 @@ def test_the_product_stands_alone(tree: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_what_asks_for_it(tree: Path) -> None:
     done = python(tree, "-c", IMPORTS)
     assert done.stdout.splitlines() == [*[SENTENCE] * 4, "No module named 'torch_infini.compatible'"], done.stderr

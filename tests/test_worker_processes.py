@@ -289,6 +289,7 @@ def program(when: str, pipe: Connection) -> None:
     signal.pause()
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("when", ["they start", "they compute"])
 def test_nothing_stays_of_a_program_that_is_killed(when: str) -> None:
     context = forking()
@@ -312,6 +313,7 @@ def _parent_of(pid: int) -> int:
     return 0
 
 
+@pytest.mark.full
 def test_a_server_with_threads_does_not_fork(no_server: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something that the environment loads may start one; the workers are then started, not forked."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -1,7 +1,7 @@
 """Short programs for Python in processes of their own, without the two seconds that each would import torch for.
 
-They are forks of a process that has imported torch and nothing else. What tests the start of a process, or needs
-variables that torch and what it loads read at their start (LD_PRELOAD, OMP_WAIT_POLICY), starts one by itself.
+They are forks of a process that has imported torch, and what else is asked for. What tests the start of a process, or
+needs variables that torch and what it loads read at their start (LD_PRELOAD, OMP_WAIT_POLICY), starts one by itself.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ exec(_code)
 
 
 @functools.cache
-def _server(of: int) -> subprocess.Popen[bytes]:
+def _server(of: int, imported: str) -> subprocess.Popen[bytes]:
     """The process that forks, started by the first program of the process `of`."""
-    return subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    code = f"import {imported}\n{_SERVER}"
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def run_python(
@@ -65,9 +66,13 @@ def run_python(
     cwd: Path = ROOT,
     timeout: float = 300,
     check: bool = False,
+    imported: str = "torch",
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, ...)`."""
-    server = _server(os.getpid())
+    """As `subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, ...)`.
+
+    `imported` names the modules, with commas, that the process has from its start.
+    """
+    server = _server(os.getpid(), imported)
     assert server.stdin and server.stdout
     with tempfile.TemporaryDirectory() as kept:
         files = [Path(kept) / name for name in ("stdout", "stderr")]
