@@ -33,7 +33,7 @@ test-full: build-emulated
 	@$(STAGES) every device tiles avx2 baseline emulated
 
 test-ci: build-emulated
-	@$(STAGES) sample device tiles avx2 baseline emulated format 'types, cuda'
+	@$(STAGES) --sample every device tiles avx2 baseline emulated format 'types, cuda'
 
 test-device test-tiles: build
 	@$(STAGES) $(@:test-%=%)

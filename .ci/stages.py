@@ -2,7 +2,7 @@
 
     python .ci/stages.py tests                    # make test
     python .ci/stages.py every device ...         # make test-full; names of STAGES
-    python .ci/stages.py sample device ...        # make test-ci: an eighth of the tests marked `full`, by the commit
+    python .ci/stages.py --sample every ...       # make test-ci: an eighth of the tests marked `full`, by the commit
     python .ci/stages.py --keep every device ...  # also writes tests/durations.csv, which CONTRIBUTING.md shows
 
 Each stage writes build/tests/STAGE.xml (JUnit), with the time of every test. The exit status is 1 if a stage failed.
@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import os
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,10 +56,9 @@ def files(pattern: str) -> tuple[str, ...]:
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 EMULATED = {**ONE_THREAD, "INFINI_LIBRARIES": str(ROOT / "build" / "native" / "emulated")}
-SHARE = 8  # of the tests marked `full` the stage `sample` runs one in so many
+SHARE = 8  # of the tests marked `full` --sample runs one in so many: others for each commit, so that a few have run all
 
 
-@functools.cache
 def commit() -> str:
     """The commit that is checked out; empty where there is no repository."""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
@@ -72,8 +70,6 @@ STAGES = {
     "tests": Stage((*OTHERS, "-m", "not full")),
     # The same and all that is marked `full`.
     "every": Stage(OTHERS),
-    # Other ones of those for each commit, so that a few commits have run all.
-    "sample": Stage(OTHERS, {"INFINI_TEST_SAMPLE": f"{SHARE}:{commit()}"}),
     "device": Stage(files("test_device*.py"), ONE_THREAD),
     # The kernels of the level avx512_amx in emulated tile registers (csrc/emulation/tile_registers.h), on any machine.
     "tiles": Stage((*TILED, "-k", TILED_TESTS), {"INFINI_EMULATE": "amx", "INFINI_CPU_CAPABILITY": "avx512_amx"}),
@@ -99,7 +95,7 @@ class Outcome:
     skipped: int = 0
 
 
-def run(name: str, stage: Stage, report: Path) -> Outcome:
+def run(name: str, stage: Stage, report: Path, environment: Mapping[str, str]) -> Outcome:
     report.unlink(missing_ok=True)
     if stage.make:
         command = ["make", "--no-print-directory", *stage.make]
@@ -107,7 +103,7 @@ def run(name: str, stage: Stage, report: Path) -> Outcome:
         command = [sys.executable, *PYTEST, f"--junit-xml={report}", *stage.arguments]
     print(f"== {name}", flush=True)
     start = time.monotonic()
-    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **stage.environment}).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment, **stage.environment}).returncode
     outcome = Outcome(name, status, time.monotonic() - start)
     if stage.make:
         outcome.passed, outcome.failed = int(status == 0), int(status != 0)
@@ -154,12 +150,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="+", metavar="STAGE", help=", ".join(STAGES))
     parser.add_argument("--keep", action="store_true", help="write tests/durations.csv")
+    parser.add_argument("--sample", action="store_true", help=f"of the tests marked `full` one in {SHARE}")
     options = parser.parse_args()
     unknown = [name for name in options.stages if name not in STAGES]
     if unknown:
         parser.error(f"there is no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
     REPORTS.mkdir(parents=True, exist_ok=True)
-    outcomes = [run(name, STAGES[name], REPORTS / f"{name}.xml") for name in options.stages]
+    environment = {"INFINI_TEST_SAMPLE": f"{SHARE}:{commit()}"} if options.sample else {}
+    outcomes = [run(name, STAGES[name], REPORTS / f"{name}.xml", environment) for name in options.stages]
     print(f"\n{'stage':14}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}  status")
     for one in outcomes:
         print(f"{one.name:14}{one.passed:8}{one.failed:8}{one.skipped:9}{one.seconds:9.0f}  {one.status}")

@@ -117,6 +117,7 @@ def layouts_of(spec: OpInfo, dtype: torch.dtype, number: int) -> list[str]:
     return [name for i, name in enumerate(LAYOUTS) if every or name == "permuted rows" or (i + turn) % 2 == 0]
 
 
+@pytest.mark.full
 def test_layouts(computed: Computed) -> None:
     """Every layout gives the bits of the contiguous one; those that need not be served are refused in words."""
     spec, dtype = computed.spec, computed.dtype

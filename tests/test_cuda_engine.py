@@ -25,6 +25,7 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [torch.randint(8, SMALL["vocab_size"], (n,), generator=generator).tolist() for n in lengths]
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("name", ["llama-biases-tied", "mistral", "qwen3"])
 def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs: Any = random_model(name)

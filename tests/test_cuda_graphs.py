@@ -39,6 +39,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
 
 
+@pytest.mark.full(beyond=20)
 @pytest.mark.parametrize("spec", OPS, ids=lambda spec: spec.name)
 def test_replay(spec: OpInfo) -> None:
     """What is replayed is what a call makes of the data that is there then."""

@@ -20,6 +20,7 @@ from torch_infini.distributed.libinfiniccl import NVIDIA
 pytestmark = pytest.mark.skipif(device_count(NVIDIA) == 0, reason="no GPU, and the libraries are not the emulated ones")
 
 
+@pytest.mark.full(beyond=3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str, tmp_path: Path) -> None:
     run(compiled(SOURCES / f"{name}.cpp", tmp_path), "NVIDIA", tmp_path)

@@ -110,6 +110,7 @@ def test_stream_gives_the_same_bits(op: COp, s: int) -> None:
         assert_same_outputs(op, sample, after(op, sample.args), after(op, sample.args, s))
 
 
+@pytest.mark.full(beyond=6)
 @pytest.mark.parametrize("op", OPS, ids=name)
 def test_capture_and_replay(op: COp, s: int) -> None:
     """Replays read new inputs and write everything anew, to the bits of separate runs."""

@@ -58,6 +58,7 @@ def test_where_cublas_begins(name: str) -> None:
         assert CUBLAS_BYTES < most < CUBLAS_BYTES + 2**20
 
 
+@pytest.mark.full(beyond=12)
 @by_dtype
 @pytest.mark.parametrize("rows", [33, 63, 64, 65, 128, 129, 200])
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])

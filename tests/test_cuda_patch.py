@@ -89,6 +89,7 @@ def test_integer_weights(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(greedy(model, ids), greedy(plain, ids))
 
 
+@pytest.mark.full
 def test_compiled(no_graphs_left: None) -> None:
     model, ids = model_on_cuda(), ids_on_cuda()
     expected = logits(model, ids)

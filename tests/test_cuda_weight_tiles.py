@@ -30,6 +30,7 @@ def check(name: str, args: tuple[Any, ...], quantize_x: bool) -> None:
     check_against_reference(OP_INFOS[name], sample, args[0].dtype, actual, on_cuda=True)
 
 
+@pytest.mark.full(beyond=2)
 @QUANTIZE_X
 @HALVES
 @FORMATS

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.full
 def test_benchmark(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     out = tmp_path / "device.csv"

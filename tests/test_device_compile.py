@@ -43,6 +43,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full(beyond=2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backends(backend: str) -> None:
     model, x = Block(), torch.randn(5, 48)
@@ -141,6 +142,7 @@ def test_export() -> None:
         close(made, model(x))
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("backend", ["inductor", "infini"])
 def test_a_language_model(backend: str) -> None:
     pytest.importorskip("transformers")

@@ -310,6 +310,7 @@ def test_dlpack_and_pinned_memory() -> None:
     )
 
 
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_share_tensors(method: str, tmp_path) -> None:
     script = tmp_path / "share.py"

@@ -218,6 +218,7 @@ def dtensor() -> None:
 # ---- the tests ----
 
 
+@pytest.mark.full(beyond=5)
 @pytest.mark.parametrize("function", [collectives, ours, ddp, fully_sharded, dtensor], ids=lambda f: f.__name__)
 def test_on_the_ranks(ranks: Ranks, function: Any) -> None:
     ranks.run(function)

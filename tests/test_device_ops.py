@@ -15,6 +15,7 @@ from support.device_op_db import EXCEPTIONS, FORMS, compared, op_db
 pytestmark = pytest.mark.usefixtures("infini")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_operators(dtype: str) -> None:
     """The whole database, in a process of its own: under pytest it takes five times as long."""

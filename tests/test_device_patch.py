@@ -31,6 +31,7 @@ def generated(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return made.cpu()
 
 
+@pytest.mark.full(beyond=12)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_families(family: Family, dtype: torch.dtype) -> None:

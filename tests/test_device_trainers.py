@@ -73,6 +73,7 @@ def test_trainer(tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(learnt, learnt_on_cpu, strict=True))
 
 
+@pytest.mark.full
 def test_packages_that_are_imported_later() -> None:
     """enable() imports neither, and both choose infini whenever they come."""
     done = run_code(

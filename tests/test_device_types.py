@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+import pytest
+
 from support.device_processes import in_process
 
 
@@ -12,6 +14,7 @@ def run(name: str) -> tuple[int, int, list[str]]:
     return importlib.import_module("support.device_type_cases").run(name)
 
 
+@pytest.mark.full
 def test_classes() -> None:
     """13 dtypes, three of them with large sizes, seven operators and three tests without either."""
     ran, skipped, failures = in_process(run, "TestOnDevice")
@@ -19,6 +22,7 @@ def test_classes() -> None:
     assert (ran, skipped) == (2 * 12 + 3 + 7 + 3, 0)
 
 
+@pytest.mark.full
 def test_a_wrong_class_fails() -> None:
     ran, _, failures = in_process(run, "TestWrong")
     assert ran == len(failures) == 1 and "not close" in failures[0]

@@ -85,4 +85,4 @@ def test_a_stage_without_tests_has_failed(tree: Path) -> None:
 
 def test_an_unknown_stage_is_named(tree: Path) -> None:
     done = run(tree, "evry", passes=True)
-    assert done.returncode == 2 and "there is no stage 'evry'; there are tests, every, sample, device" in done.stderr
+    assert done.returncode == 2 and "there is no stage 'evry'; there are tests, every, device" in done.stderr
