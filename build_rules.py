@@ -28,14 +28,14 @@ OLDEST_TORCH = "2.11"
 OLDEST_GCC = 12
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
 
-# The Python module of compat.infinicore, for one Python: a wheel holds the one of the Python that built it.
+# The Python module of compat.infinicore: for the Python that builds, and the interpreters of INFINI_PYTHONS.
 MODULE = "_infinicore"
-MODULE_FILE = f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
 # INFINI_COMPAT=0 leaves out torch_infini/compat with that module: nothing else needs them.
 WITH_COMPAT = os.environ.get("INFINI_COMPAT") != "0"
 if os.environ.get("INFINI_COMPAT", "1") not in ("", "0", "1"):
     sys.exit(f"torch_infini: INFINI_COMPAT must be 0 or 1, got {os.environ['INFINI_COMPAT']!r}")
-# Device `infini`, for one release of torch: the stable ABI has no device. Older releases lack what it overrides.
+# Device `infini`: the stable ABI has none, so it is built for one release of torch, and for those of INFINI_TORCHES,
+# the folders `torch` of unpacked wheels. Older releases lack what it overrides.
 DEVICE = "libinfini_device"
 OLDEST_TORCH_OF_DEVICE = (2, 13)
 
@@ -385,13 +385,30 @@ def choose_cuda(torch_cuda: str | None) -> tuple[str | None, str]:
     return (nvcc, f"torch has CUDA {torch_cuda}, nvcc is {nvcc}") if nvcc else (None, "no nvcc found")
 
 
-def module_flags() -> tuple[str | None, str]:
-    """(how the sources of _infinicore are compiled, or None; why it is not built here)."""
+@dataclass(frozen=True)
+class Variant:
+    """A library that is built for one Python, or one release of torch."""
+
+    file: str
+    suffix: str  # of its object's name; empty for the Python and the torch that build
+    flags: str  # of its sources
+
+
+def given_paths(variable: str) -> list[str]:
+    return [path for path in os.environ.get(variable, "").split(os.pathsep) if path]
+
+
+def module_flags(include: Path | None = None) -> tuple[str | None, str]:
+    """(how the sources of _infinicore are compiled, or None; why it is not built here).
+
+    Args:
+        include: The folder of a Python's headers; None: of the one that runs.
+    """
     if not WITH_COMPAT:
         return None, "INFINI_COMPAT=0"
     if IS_CROSS:
         return None, f"a cross build for {MACHINE} has no Python of that machine"
-    python = Path(sysconfig.get_path("include"))
+    python = include or Path(sysconfig.get_path("include"))
     if not (python / "Python.h").is_file():
         return None, f"Python's headers are missing in {python}: install python3-dev"
     if package_folder("pybind11", "include/pybind11/pybind11.h") is None:
@@ -399,6 +416,29 @@ def module_flags() -> tuple[str | None, str]:
     # pybind11 by a path of its own (copy_pybind11): pip's isolated builds have another folder each time.
     flags = f"-O2 -isystem pybind11 -isystem {shlex.quote(str(python))}"
     return f"{flags} -fmacro-prefix-map={shlex.quote(str(python))}/=", ""
+
+
+def modules() -> list[Variant]:
+    """The modules to build, that of the Python that runs first; none where it cannot be built."""
+    own, _ = module_flags()
+    if own is None:
+        return []
+    found = [Variant(f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", "", own)]
+    asked = "import sysconfig as s; print(s.get_path('include'), s.get_config_var('EXT_SUFFIX'), sep='\\n')"
+    for python in given_paths("INFINI_PYTHONS"):
+        try:
+            said = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            sys.exit(
+                f"torch_infini: INFINI_PYTHONS must name Python interpreters, but {python!r} does not run: {error}"
+            )
+        include, suffix = said.splitlines()
+        flags, reason = module_flags(Path(include))
+        if flags is None:
+            sys.exit(f"torch_infini: INFINI_PYTHONS: {python} cannot be built for: {reason}")
+        if f"{MODULE}{suffix}" not in {one.file for one in found}:
+            found.append(Variant(f"{MODULE}{suffix}", f".{suffix.split('-x86')[0].strip('.')}", flags))
+    return found
 
 
 def copy_pybind11() -> None:
@@ -420,6 +460,19 @@ def device_library(torch: Path | None) -> str | None:
         return None
     release = runpy.run_path(str(torch / "version.py"))["__version__"].split(".")[:2]
     return f"{DEVICE}-{'.'.join(release)}" if tuple(map(int, release)) >= OLDEST_TORCH_OF_DEVICE else None
+
+
+def devices(torch: Path | None) -> list[Variant]:
+    """The libraries of device `infini` to build: for a torch, and for those of INFINI_TORCHES."""
+    found: list[Variant] = []
+    for number, folder in enumerate([torch, *map(Path, given_paths("INFINI_TORCHES"))]):
+        if number and not (folder and (folder / "version.py").is_file()):
+            sys.exit(f"torch_infini: INFINI_TORCHES must name folders `torch` of unpacked wheels, and {folder} is none")
+        name = device_library(folder)
+        if folder and name and f"{name}.so" not in {one.file for one in found}:
+            flags = f"-std=c++20 -O2 -isystem {shlex.quote(str(folder / 'include'))}"
+            found.append(Variant(f"{name}.so", f".{name.partition('-')[2]}" if number else "", flags))
+    return found
 
 
 # ---- flags ----
@@ -492,15 +545,15 @@ class NinjaFile:
         self.text = io.StringIO()
         self.writer = Writer(self.text, width=10**6)
         self.torch, self.nvcc, self.demo_levels = torch, nvcc, demo_levels
-        self.objects: dict[str, list[Compiled]] = {library: [] for library in (*LIBRARIES, MODULE, DEVICE)}
-        self.device = device_library(torch)
-        self.python_flags, _ = module_flags()
+        self.variants = {MODULE: modules(), DEVICE: devices(torch)}
+        files = [variant.file for variants in self.variants.values() for variant in variants]
+        self.objects: dict[str, list[Compiled]] = {library: [] for library in (*LIBRARIES, *files)}
         torch_include = f"-isystem {shlex.quote(str(torch / 'include'))}" if torch else ""
         # Flags of kinds that depend on what is installed; None: this build leaves the kind out.
         self.flags: dict[str, str | None] = {
             "torch ops": f"{torch_include} -DTORCH_TARGET_VERSION={STABLE_ABI}" if torch else None,
-            "device": f"-std=c++20 -O2 {torch_include}" if self.device else None,
-            "Python module": self.python_flags,
+            "device": "" if self.variants[DEVICE] else None,  # each variant has its own
+            "Python module": "" if self.variants[MODULE] else None,
             "cuda": None,  # below: by nvcc, and for the emulation
             "unbuilt": None,
         }
@@ -580,10 +633,10 @@ class NinjaFile:
         name = folder.replace(os.sep, ".")
         text = "".join(f'#include "../{CSRC}/{path.as_posix()}"\n' for path in paths)
         write_if_changed(BUILD / "together" / f"{name}.cpp", text)
-        flags = f"{kind.flags} {self.flags[kind.name]}".strip()
-        self.writer.build(f"{name}.o", "cxx", f"together/{name}.cpp", variables={"flags": flags})
-        for library in libraries_of(paths[0]):
-            self.objects[library].append(Compiled(f"{name}.o", kind, ""))
+        for variant in self.variants[libraries_of(paths[0])[0]]:
+            file, flags = f"{name}{variant.suffix}.o", f"{kind.flags} {variant.flags}".strip()
+            self.writer.build(file, "cxx", f"together/{name}.cpp", variables={"flags": flags})
+            self.objects[variant.file].append(Compiled(file, kind, ""))
 
     def compile_capability(self) -> None:
         """The choice of the level, in a build that has some of them only: instead of the whole build's."""
@@ -614,7 +667,7 @@ class NinjaFile:
         """The target `kernels`: every object that needs no torch, of the demo if it is that which is built."""
         wanted = {
             some.name
-            for library in (*LIBRARIES, MODULE)
+            for library in (*LIBRARIES, *(variant.file for variant in self.variants[MODULE]))
             for some in self.objects[library]
             if some.kind.name != "torch ops" and self.is_linked(some)
         }
@@ -648,18 +701,22 @@ class NinjaFile:
         for library in libraries:
             needs = next(one.needs for one in BUILT if one.name == library)
             ours = [at, *(f"-l{name.removeprefix('lib')}" for name in needs)] if needs else []
-            files = [some.name for some in self.objects[library] if self.is_linked(some)]
-            if not files and library in (MODULE, DEVICE):
-                continue
-            file = {MODULE: MODULE_FILE, DEVICE: f"{self.device}.so"}.get(library, f"{library}.so")
-            variables = {"libs": " ".join([*ours, options[library]]).strip(), "soname": file}
-            if library in exports:
-                variables["exports"] = f"{CSRC}/{exports[library]}/exports.map"
-            elif folder:
-                variables["exports"] = f"{CSRC}/emulation/exports.map"
             below = [f"{folder}{name}.so" for name in needs]
-            self.writer.build(f"{folder}{file}", "link", files, implicit=below, variables=variables)
-            linked.append(f"{folder}{file}")
+            if library in self.variants:
+                objects = {one.file: self.objects[one.file] for one in self.variants[library]}
+            else:
+                objects = {f"{library}.so": self.objects[library]}
+            for file, compiled in objects.items():
+                files = [some.name for some in compiled if self.is_linked(some)]
+                if not files and library in self.variants:  # there are no sources
+                    continue
+                variables = {"libs": " ".join([*ours, options[library]]).strip(), "soname": file}
+                if library in exports:
+                    variables["exports"] = f"{CSRC}/{exports[library]}/exports.map"
+                elif folder:
+                    variables["exports"] = f"{CSRC}/emulation/exports.map"
+                self.writer.build(f"{folder}{file}", "link", files, implicit=below, variables=variables)
+                linked.append(f"{folder}{file}")
         return linked
 
 

@@ -28,23 +28,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # which pip's builds l
 from build_rules import (
     BUILD,
     DEMO_LIBRARIES,
-    DEVICE,
     IS_CROSS,
     LIBRARIES,
     MACHINE,
     MODULE,
-    MODULE_FILE,
     OLDEST_TORCH,
     ROOT,
     WITH_COMPAT,
     check_compiler,
     choose_cuda,
     copy_pybind11,
-    device_library,
+    devices,
     find_torch,
     installed_torch,
     levels_of_this_cpu,
     module_flags,
+    modules,
     ninja_file,
 )
 
@@ -53,6 +52,11 @@ PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; docs/instal
 DESCRIPTIONS = {"infini.pc": "pkgconfig", "infinicore.pc": "pkgconfig", "infini-config.cmake": "cmake/infini"}
 WHOLE = BUILD / "whole"  # this file says that once everything was built: from then on no build does less
 DEMO_OPTION = ("demo", None, "build what `make demo` runs, unless everything was built before")
+
+
+def extension(library: str) -> str:
+    """The name under which setuptools has a library: a dot of the file's would begin another folder."""
+    return f"torch_infini.lib.{library.replace('.', ':')}"
 
 
 class BuildKernels(Command):
@@ -108,10 +112,8 @@ class NinjaBuild(build_ext):
         self.demo = False
 
     def get_ext_filename(self, fullname: str) -> str:
-        *folders, name = fullname.split(".")  # plain libraries, which know no Python, and the module
-        if name == DEVICE:  # the release of torch has a dot, which an extension's name cannot have
-            return str(Path(*folders, f"{device_library(find_torch())}.so"))
-        return str(Path(*folders, MODULE_FILE if name == MODULE else f"{name}.so"))
+        *folders, name = fullname.split(".")
+        return str(Path(*folders, f"{name.replace(':', '.')}.so"))
 
     def run(self) -> None:
         if os.environ.get("INFINI_BUILD") == "0":
@@ -124,7 +126,7 @@ class NinjaBuild(build_ext):
                 return
             package = (ROOT if self.inplace else Path(self.build_lib)) / "torch_infini"
             if levels:
-                self.extensions = [one for one in self.extensions if one.name.rpartition(".")[2] in DEMO_LIBRARIES]
+                self.extensions = [one for one in self.extensions if one.name in map(extension, DEMO_LIBRARIES)]
                 shutil.rmtree(package / "lib", ignore_errors=True)  # of an earlier build, which is gone
             super().run()
             shutil.copytree(ROOT / "csrc" / "include", package / "include", dirs_exist_ok=True)
@@ -294,13 +296,12 @@ def page_for_an_index() -> str:
 
 if __name__ == "__main__":
     has_torch = installed_torch() is not None
-    built = (*LIBRARIES, MODULE) if module_flags()[0] is not None else LIBRARIES
-    if not (IS_CROSS and "INFINI_TARGET_TORCH" not in os.environ) and device_library(find_torch()):
-        built = (*built, DEVICE)
+    of_torch = [] if IS_CROSS and "INFINI_TARGET_TORCH" not in os.environ else devices(find_torch())
+    built = [*LIBRARIES, *(one.file.removesuffix(".so") for one in [*modules(), *of_torch])]
     setup(
         long_description=page_for_an_index(),
         long_description_content_type="text/markdown",
-        ext_modules=[Extension(f"torch_infini.lib.{library}", sources=[]) for library in built],
+        ext_modules=[Extension(extension(library), sources=[]) for library in built],
         cmdclass={"build_ext": NinjaBuild, "build_kernels": BuildKernels, "build_py": BuildPython},
         # Without a torch, pip's build gets the pinned release, and so does the installation; the kernels need none.
         setup_requires=[] if has_torch or "build_kernels" in sys.argv else [PINNED_TORCH],

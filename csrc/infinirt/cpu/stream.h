@@ -18,6 +18,13 @@
 
 #include "../backend.h"
 
+#if defined(__GLIBCXX__) && defined(__x86_64__)
+// GCC 12 gave wait() a new version, which was all that kept a wheel from Linux with the libstdc++ of GCC 11
+// (manylinux_2_34). Both libraries have the earlier version.
+__asm__(".symver _ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE,"
+        "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.11");
+#endif
+
 namespace infini::runtime {
 
 // A unit of work; throws on failure. Queues and graphs hold copies, with shared state by shared_ptr.
