@@ -221,9 +221,10 @@ def test_clipped_olmo() -> None:
                     parameter.mul_(30)
         expected = logits(model, ids)
         report = patch_model(model)
-        attention = {row.name: row.reason for row in report.left if row.name.endswith("self_attn")}
-        reason = f"{OTHER} for queries and values of about 30"
-        assert attention == ({f"model.layers.{i}.self_attn": reason for i in range(2)} if clip else {})
+        attention = {row.name: row.op for row in report.rows if row.name.endswith("self_attn")}
+        # Clipped, it keeps its own forward, which calls our function.
+        op = "attention" if clip else "fused_linear, rope, attention, linear"
+        assert attention == {f"model.layers.{i}.self_attn": op for i in range(2)} and not report.left
         close(logits(model, ids), expected)
 
 

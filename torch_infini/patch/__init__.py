@@ -96,7 +96,7 @@ def patch_model(
     this call, with the same arguments. Docs: docs/distributed.md.
 
     Args:
-        model: A causal language model of the Llama family (docs/patching.md), or its decoder, of transformers 5;
+        model: A language model of transformers 5, or its decoder or encoder (docs/patching.md);
             on the CPU, in float32, bfloat16 or float16.
         weights: "int8" (a scale for each 16 weights on the CPU, 8.5 bits; elsewhere for each row) or "int4" (indices of
             a table of 16 levels with a scale for each 16 weights on the CPU, 4.5 bits; elsewhere integers with a scale
@@ -117,7 +117,7 @@ def patch_model(
 
     Returns:
         What was replaced, and what was left and why; print it for a table. A model that is already patched is not
-        changed, and its report says so; neither is a model without a decoder of the Llama family.
+        changed, and its report says so; neither is one without an embedding of tokens and layers.
 
     Raises:
         TypeError: If model is not a torch.nn.Module, or calibrate not a tensor.

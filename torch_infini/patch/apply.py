@@ -24,6 +24,7 @@ from .layers import interface
 from .layers.attention import Attention
 from .layers.compressed import compressed_layers, take_over
 from .layers.interface import IMPLEMENTATION
+from .layers.interface_attention import InterfaceAttention, calls_interface
 from .layers.layer import link
 from .layers.loop import Loop
 from .layers.memory import align
@@ -36,7 +37,9 @@ from .report import SKIPPED, PatchReport, Row
 from .shares import local, tp_group_of_model
 from .state import Selection, State, holders, replace_config, undo
 from .structure import candidates
-from .swap import STATE, Patched, Unsupported, swap
+from .swap import STATE, Patched, Unsupported, restore, swap
+
+ATTENDING = (Attention, InterfaceAttention)
 
 
 def apply(
@@ -80,7 +83,7 @@ def weight_bytes(module: nn.Module) -> int:
 def not_found(model: nn.Module, strict: bool) -> PatchReport:
     """Report a model without a decoder that could be patched; raise if strict."""
     reason = (
-        "it has no decoder of the Llama family (embed_tokens, layers with self_attn and mlp, norm, rotary_emb); "
+        "it is no model of transformers with an embedding of tokens and layers; "
         'torch.compile(model, backend="infini") takes any model, and computes the norms and attention that it finds'
     )
     if strict:
@@ -139,13 +142,23 @@ class Patching:
             shown = "; ".join(f"{row.name} ({row.reason})" for row in left[:3])
             more = f"; and {len(left) - 3} more" if len(left) > 3 else ""
             raise ValueError(f"torch_infini.patch_model: strict=True, but these would be left: {shown}{more}")
-        attends = all(isinstance(layer.self_attn, Attention) for layer in decoder.layers)
+        self.choose_attention()
+
+    def choose_attention(self) -> None:
+        """Let the config name our attention function if every module that calls it is replaced."""
+        calling = [module for module in self.decoder.module.modules() if calls_interface(module)]
+        known = [module for module in self.decoder.module.modules() if isinstance(module, Attention)]
+        attends = bool(known or calling) and all(isinstance(module, ATTENDING) for module in calling)
         # Attention that was left needs the masks of its own implementation.
-        setattr(state.patched_config, IMPLEMENTATION, interface.NAME if attends else state.values.get(IMPLEMENTATION))
+        name = interface.NAME if attends else self.state.values.get(IMPLEMENTATION)
+        setattr(self.state.patched_config, IMPLEMENTATION, name)
 
     def try_whole(self) -> str:
         """Run two tokens through the whole model; return what is wrong with it, empty if nothing is."""
         fault = self.trial.fault()
+        if fault and (reports := self.without_interface(fault)):
+            self.set_report(reports)
+            fault = self.trial.fault()
         self.must_agree("what patch_model finds at two tokens", bool(fault))
         if fault and self.strict:
             kind = type(self.model).__name__
@@ -153,6 +166,17 @@ class Patching:
         if not fault:
             self.set_report(replace(self.report, untried=self.trial.untried))
         return fault
+
+    def without_interface(self, fault: str) -> PatchReport | None:
+        """Leave the attention that keeps its own forward; return the report of that, None if there is none."""
+        names = {name for name, module in self.model.named_modules() if isinstance(module, InterfaceAttention)}
+        if not names:
+            return None
+        for name in names:
+            restore(self.model.get_submodule(name))  # type: ignore[arg-type]
+        self.choose_attention()
+        rows = tuple(replace(row, op=SKIPPED, reason=fault) if row.name in names else row for row in self.report.rows)
+        return replace(self.report, rows=rows)
 
     def undo_and_report(self, reason: str) -> PatchReport:
         undo(self.model)
@@ -231,9 +255,10 @@ def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Sele
             except Unsupported as unsupported:
                 reason = str(unsupported)
         rows[here] = Row(here, original, SKIPPED if reason else op, reason or "")
-    link(list(decoder.layers), decoder.norm)
-    if "forward" not in vars(decoder) and not isinstance(decoder, GenerationMixin | Patched):
-        swap(decoder, Loop, None)
+    if decoder.norm is not None:
+        link(list(decoder.layers), decoder.norm)
+        if "forward" not in vars(decoder.module) and not isinstance(decoder.module, GenerationMixin | Patched):
+            swap(decoder.module, Loop, None)
     for module in model.modules():
         if isinstance(module, GenerationMixin):
             swap(module, Model, Model.plans(module)[0])

@@ -1,28 +1,46 @@
-"""Recognizes the decoder of a model of the Llama family, by the names of its modules and attributes.
+"""Finds the decoder of a model: the Llama family's by the names of its parts, any other by its embedding and layers.
 
 Classes and import paths are not used: they change between releases of transformers.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 
 
-class Decoder(nn.Module):
-    """The type of a module that is_decoder accepts; for type checkers only, it has no instances."""
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """The stack of layers in a model, an encoder's too.
 
+    Attributes:
+        module: The module that holds it.
+        config: The module's config.
+        embed_tokens: The embedding of the tokens.
+        layers: The layers.
+        norm: The last norm; None outside of the Llama family.
+        rotary_emb: The module that computes cos and sin; None outside of the Llama family.
+    """
+
+    module: nn.Module
     config: Any
     embed_tokens: nn.Embedding
-    layers: nn.ModuleList
-    norm: nn.Module
-    rotary_emb: nn.Module
+    layers: Sequence[nn.Module]
+    norm: nn.Module | None = None
+    rotary_emb: nn.Module | None = None
+
+    @property
+    def is_llama(self) -> bool:
+        """Whether its layers have self_attn and mlp, and its parts the names of Llama's."""
+        return self.rotary_emb is not None
 
 
-def is_decoder(module: nn.Module) -> TypeGuard[Decoder]:
+def is_decoder(module: nn.Module) -> bool:
     """Return whether the module has an embedding, layers with attention and MLP, a norm and a rotary embedding."""
     modules = module._modules
     if not hasattr(module, "config") or any(modules.get(name) is None for name in PARTS):
@@ -35,6 +53,37 @@ def is_decoder(module: nn.Module) -> TypeGuard[Decoder]:
     )
 
 
+def find_llama(model: nn.Module) -> tuple[str, Decoder] | None:
+    """Return (name, decoder) of the Llama family's decoder in a model, the name "" for the model itself, or None."""
+    for name, module in model.named_modules():
+        if is_decoder(module):
+            parts: Any = module
+            return name, Decoder(
+                module, parts.config, parts.embed_tokens, list(parts.layers), parts.norm, parts.rotary_emb
+            )
+    return None
+
+
 def find_decoder(model: nn.Module) -> tuple[str, Decoder] | None:
-    """Return (name, decoder) of the decoder in a model, the name "" for the model itself; None if there is none."""
-    return next(((name, module) for name, module in model.named_modules() if is_decoder(module)), None)
+    """The same for any model of transformers that takes tokens: the innermost module with its embedding and layers."""
+    found = find_llama(model)
+    if found is not None:
+        return found
+    for name, module in reversed(list(model.named_modules())):
+        embedding = embedding_of(module)
+        lists = [child for child in module.modules() if isinstance(child, nn.ModuleList) and len(child)]
+        if embedding is not None and lists and hasattr(module, "config"):
+            layers = max(lists, key=lambda one: sum(parameter.numel() for parameter in one.parameters()))
+            return name, Decoder(module, module.config, embedding, list(layers))
+    return None
+
+
+def embedding_of(module: Any) -> nn.Embedding | None:
+    """Return the embedding of tokens that a model of transformers names."""
+    if not hasattr(module, "get_input_embeddings"):
+        return None
+    try:
+        embedding = module.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
+    return embedding if isinstance(embedding, nn.Embedding) else None

@@ -20,7 +20,7 @@ from ..ops.fused_experts import ACTIVATIONS
 from ..ops.rms_norm import ROUNDINGS
 from .apply import Patching, eval_mode, merged, patch_modules
 from .checks.trial import without_side_effects
-from .decoder import Decoder, find_decoder
+from .decoder import Decoder, find_llama
 from .files.foreign import config_of, empty_model, layer_count
 from .layers.attention import Attention
 from .layers.experts import Experts
@@ -242,7 +242,7 @@ def describe(model: nn.Module | str | Path) -> Description:
 
 
 def _decoder_of(model: nn.Module) -> tuple[str, Decoder]:
-    found = find_decoder(model)
+    found = find_llama(model)
     if found is None:
         raise ValueError(
             f"{_NAME}: the model must have a decoder of the Llama family (embed_tokens, layers with self_attn and mlp, "
@@ -343,7 +343,7 @@ def _read(model: nn.Module, decoder: Decoder, rows: Sequence[Row]) -> Descriptio
         bool(getattr(text, "tie_word_embeddings", False)) and head is not None,
         dict(getattr(text, "rope_parameters", None) or {}),
         tuple(_layer(layer, sites) for layer in decoder.layers),
-        _norm("norm", decoder.norm),
+        _norm("norm", decoder.norm) if decoder.norm is not None else None,
         tuple(row for row in rows if row.op == SKIPPED),
         refusal,
     )

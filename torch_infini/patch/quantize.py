@@ -43,7 +43,7 @@ def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[
 
     An error in the head affects every logit, and the head is a small part of most models.
     """
-    inside = {id(module) for module in decoder.layers.modules()}
+    inside = {id(module) for layer in decoder.layers for module in layer.modules()}
     # The layers that an adapter adds are left: they are small, and may be trained.
     adapters = {
         id(part)
@@ -104,14 +104,14 @@ def groups_of(decoder: Decoder, layers: Sequence[budget.QuantizableLayer]) -> li
     """Group the indices of layers with the same input, which are fused."""
     index = {id(layer.module): i for i, layer in enumerate(layers)}
     groups = []
-    for module in decoder.modules():
+    for module in decoder.module.modules():
         if isinstance(module, Attention | GatedMLP):
             inputs = [id(module._modules[name]) for name in vars(module)[PLAN].inputs]
             groups.append([index.pop(one) for one in inputs if one in index])
     return [*filter(None, groups), *([i] for i in index.values())]
 
 
-def fuse_projections(decoder: Decoder) -> None:
+def fuse_projections(decoder: nn.Module) -> None:
     """Fuse the quantized layers that share an input into one product."""
     for module in decoder.modules():
         if isinstance(module, Attention | GatedMLP):

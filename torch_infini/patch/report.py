@@ -111,7 +111,7 @@ class PatchReport:
         model_class: The model's class.
         rows: One for each module that could have been replaced.
         already_patched: The model was patched before this call, which changed nothing.
-        reason: Why nothing was patched (a model not of the Llama family, for example); else empty.
+        reason: Why nothing was patched (no model of transformers, for example); else empty.
         verification: What verify=True measured.
         untried: Why the whole model was not run for two tokens before and after; empty if it was.
         products: What computed the dense products of the model's dtype on this machine when it was patched.

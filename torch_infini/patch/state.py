@@ -48,7 +48,7 @@ class State:
 
 def holders(model: nn.Module, decoder: Decoder) -> list[nn.Module]:
     """Return the modules that hold the patch's state: the patched ones, not removable wrappers around them."""
-    return [decoder, *(module for module in model.modules() if isinstance(module, GenerationMixin))]
+    return [decoder.module, *(module for module in model.modules() if isinstance(module, GenerationMixin))]
 
 
 def states_in(model: nn.Module) -> list[State]:
@@ -65,7 +65,7 @@ def whole_state(model: nn.Module) -> State | None:
     """Return the state of a patch of the whole model; None if nothing or only a part is patched."""
     found = find_decoder(model)
     states = {id(vars(holder).get(STATE)) for holder in holders(model, found[1])} if found else set()
-    return vars(found[1]).get(STATE) if found and len(states) == 1 else None
+    return vars(found[1].module).get(STATE) if found and len(states) == 1 else None
 
 
 def replace_config(model: nn.Module, old: Any, new: Any) -> None:

@@ -5,31 +5,180 @@ What a module computes is checked numerically (verify.py), so that a similar mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from .decoder import Decoder
 from .layers.attention import Attention, RotaryEmbedding
 from .layers.experts import Experts, has_experts
+from .layers.interface_attention import InterfaceAttention, calls_interface, missing_feature
 from .layers.layer import DecoderLayer
+from .layers.layer_norm import LayerNorm, is_layer_norm
 from .layers.linear import Linear
+from .layers.loop import Loop
 from .layers.mlp import GatedMLP
 from .layers.norm import RMSNorm, eps_name
 from .layers.sharded import ShardedEmbedding, ShardedLinear
+from .model import Model
 from .parallel_forward import parallel_forward
-from .swap import Patched
+from .swap import Patched, Unsupported
+
+KEEP_THEIR_PARTS = (InterfaceAttention, DecoderLayer, Loop, Model)  # patched, and call what is in them
+
+
+class Unknown(Patched):
+    """A module with weights that nothing here computes; never replaced, for the report alone."""
+
+    infini_ops = ""
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        if "Attention" in type(module).__name__:
+            raise Unsupported("it does not call transformers' attention interface")
+        raise Unsupported(f"no op computes a {type(module).__name__}")
 
 
 def candidates(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[str, type[Patched]]]:
-    """Yield (name, patch) of every module that may be replaced, children before parents."""
-    prefix = f"{name}." if name else ""
+    """Yield (name, patch) of every module that may be replaced, children before parents.
+
+    The caller replaces a module before it asks for the next: what comes later depends on what was replaced. A module
+    that comes again was left the first time.
+    """
     sharded = {
         name: ShardedEmbedding if isinstance(module, nn.Embedding) else ShardedLinear
         for name, module in model.named_modules()
         if parallel_forward(module) is not None and not eps_name(module)
     }
     yield from sharded.items()
+    known: set[str] = set()
+    if decoder.is_llama:
+        for here, patch in of_llama(name, decoder, sharded):
+            known.add(here)
+            yield here, patch
+    if not sharded:  # what else computes on shards is known to Llama's modules alone
+        yield from of_any(model, in_scope(model, name, decoder), decoder, known)
+    for head, module in model.named_modules():
+        if head.rpartition(".")[2] == "lm_head" and type(module) is nn.Linear and head not in sharded:
+            yield head, Linear
+
+
+def of_any(
+    model: nn.Module, inside: dict[str, nn.Module], decoder: Decoder, known: Container[str]
+) -> Iterator[tuple[str, type[Patched]]]:
+    """Yield what can be replaced by itself, in layers of any form: norms, MLPs, attention's function, linear layers.
+
+    Args:
+        model: The model.
+        inside: Its modules in question, by name, children before parents.
+        decoder: The decoder.
+        known: The names of those that were yielded before.
+    """
+    for here, module in inside.items():
+        if isinstance(module, Patched):
+            continue
+        if not decoder.is_llama and eps_name(module) and takes_one(module):
+            yield here, RMSNorm
+        if not isinstance(module, Patched) and is_layer_norm(module):
+            yield here, LayerNorm
+        if decoder.is_llama:
+            continue
+        if has_experts(module):
+            yield here, Experts
+        elif "down_proj" in module._modules and has_gate(module):
+            yield here, GatedMLP
+    own = [here for here, module in inside.items() if calls_interface(module) and not isinstance(module, Patched)]
+    unable = [here for here in own if not is_able(InterfaceAttention, inside[here])]
+    for here in unable or own:  # one config names the function of all of them
+        if unable and here in known and not missing_feature(inside[here]):
+            continue  # its own reason says more
+        yield here, InterfaceAttention
+    for here, module in inside.items():
+        around = [type(part) for part in parents_of(model, here)]
+        if isinstance(module, Patched) or is_computed(model, here):
+            continue
+        if type(module) is nn.Linear:
+            if here.rpartition(".")[0] not in known or is_able(Linear, module):
+                yield here, Linear
+        elif here not in known and not any("Router" in kind.__name__ for kind in around) and is_unknown(module):
+            yield here, Unknown
+
+
+def parents_of(model: nn.Module, name: str) -> list[nn.Module]:
+    """Return the modules that a name leads through, without the model and the module itself."""
+    parts = name.split(".")
+    return [model.get_submodule(".".join(parts[:i])) for i in range(1, len(parts))]
+
+
+def is_computed(model: nn.Module, name: str) -> bool:
+    """Return whether a module is computed by one around it, or belongs to an adapter, which may be trained."""
+    around = parents_of(model, name)
+    whole = any(isinstance(part, Patched) and not isinstance(part, KEEP_THEIR_PARTS) for part in around)
+    return whole or any("base_layer" in part._modules for part in around)
+
+
+def in_scope(model: nn.Module, name: str, decoder: Decoder) -> dict[str, nn.Module]:
+    """Return the modules of the decoder, and of a head beside it, children before parents.
+
+    A vision tower is a model of its own, and is left.
+    """
+    found = {}
+    heads = [
+        child
+        for child in model._modules.values()
+        if child is not None
+        and not isinstance(child, PreTrainedModel)
+        and all(part is not decoder.module for part in child.modules())
+        and not any(isinstance(part, PreTrainedModel) for part in child.modules())
+    ]
+    roots = [*decoder.layers, decoder.norm, *heads] if decoder.is_llama else [decoder.module, *heads]
+    ids = {id(part) for root in roots if root is not None for part in root.modules()}
+    for here, module in reversed(list(model.named_modules())):
+        if id(module) in ids and here:
+            found[here] = module
+    return found
+
+
+def is_able(patch: type[Patched], module: nn.Module) -> bool:
+    try:
+        patch.plans(module)
+    except Unsupported:
+        return False
+    return True
+
+
+def takes_one(module: nn.Module) -> bool:
+    """Return whether a module's forward takes one argument; a gated norm takes two."""
+    return len(inspect.signature(type(module).forward).parameters) == 2  # and self
+
+
+def has_gate(module: nn.Module) -> bool:
+    return bool(module._modules.keys() & {"gate_proj", "gate_up_proj"})
+
+
+def is_unknown(module: nn.Module) -> bool:
+    """Return whether a module computes with weights of its own, or is attention that cannot be told what to call.
+
+    Embeddings are read, not computed; a router has a row for each expert, a head's bias is its last layer's too.
+    """
+    if isinstance(module, nn.Embedding | nn.Linear) or "Router" in type(module).__name__:
+        return False
+    if list(module._parameters) == ["bias"] and isinstance(module._modules.get("decoder"), nn.Linear):
+        return False
+    inner = any("Attention" in type(child).__name__ for child in module.children())
+    products = any(isinstance(child, nn.Linear) for child in module.children())
+    attends = "Attention" in type(module).__name__ and products and not inner
+    below = {id(parameter) for child in module.children() for parameter in child.parameters()}
+    own = [parameter for parameter in module._parameters.values() if parameter is not None]
+    return attends or any(id(parameter) not in below for parameter in own)
+
+
+def of_llama(name: str, decoder: Decoder, sharded: Container[str]) -> Iterator[tuple[str, type[Patched]]]:
+    """Yield the modules of layers with self_attn and mlp, whose computation is known as a whole."""
+    prefix = f"{name}." if name else ""
     yield f"{prefix}rotary_emb", RotaryEmbedding
     for i, layer in enumerate(decoder.layers):
         here = f"{prefix}layers.{i}"
@@ -45,10 +194,8 @@ def candidates(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[
         for part, module in mlp.named_children() if experts else ():
             if "shared_expert" in part and "down_proj" in module._modules:
                 yield f"{here}.mlp.{part}", GatedMLP
-        if not experts:
+        if not experts and (has_gate(mlp) or any("experts" in part for part in mlp._modules)):
             yield f"{here}.mlp", GatedMLP
-        yield here, DecoderLayer
+        if any(eps_name(child) and not is_layer_norm(child) for child in layer.children()):
+            yield here, DecoderLayer  # which fuses norms with the additions before them
     yield f"{prefix}norm", RMSNorm
-    for head, module in model.named_modules():
-        if head.rpartition(".")[2] == "lm_head" and isinstance(module, nn.Linear) and head not in sharded:
-            yield head, Linear

@@ -154,7 +154,7 @@ class Trial:
         if self.untried:
             return
         # A decoder inside a model that needs more inputs than tokens is run alone.
-        for whole in (getattr(model, "_orig_mod", model), decoder):
+        for whole in (getattr(model, "_orig_mod", model), decoder.module):
             try:
                 weight = decoder.embed_tokens.weight
                 count = weight.shape[0]

@@ -39,6 +39,8 @@ class Verifier:
         """Return cos and sin as the decoder computes them (of the first layer type, if it has several)."""
         key = (hidden.dtype, len(hidden), *position_ids.flatten().tolist())
         if key not in self.positions:
+            if self.original is None:
+                raise Unsupported("its model has no rotary_emb beside the layers")
             if self.embedding is None:
                 self.embedding = deepcopy(self.original).cpu()
             embedding = self.embedding

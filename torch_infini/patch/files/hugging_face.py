@@ -15,6 +15,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 
 from ..._core.dtypes import SAFETENSORS_DTYPES
+from ..layers.quantized import Quantized
 from .config import METHOD, InfiniConfig, QuantizationConfig
 
 if TYPE_CHECKING:
@@ -73,8 +74,11 @@ class Quantizer(HfQuantizer):
                 vars(module.config).pop("_is_quantized", None)
         if isinstance(config, InfiniConfig):
             report = patch_model(model.eval(), **config.options)
-            if report.reason:
-                raise ValueError(f"{WHERE}: {type(model).__name__} cannot be quantized: {report.reason}")
+            reason = report.reason
+            if not reason and not any(isinstance(module, Quantized) for module in model.modules()):
+                reason = "it has no torch.nn.Linear in its layers"
+            if reason:
+                raise ValueError(f"{WHERE}: {type(model).__name__} cannot be quantized: {reason}")
             return
         load.finish(model, self.folder, config.quantized or {}, config.only, config.skip)
         if self.wanted != self.stored:

@@ -19,7 +19,7 @@ from ...checkpoints import StoredLayer, TensorInfo, Wanted, check_tensors, read_
 from ...weights import FORMATS
 from ..apply import apply
 from ..checks.verify import Verifier
-from ..decoder import find_decoder
+from ..decoder import find_llama
 from ..layers import quantized_experts, quantized_linear
 from ..layers.experts import Experts, has_experts, plan_of
 from ..layers.quantized import Quantized
@@ -119,7 +119,7 @@ def install_experts(
     if not FORMATS[layer.format].serves_experts or layer.group:
         able = ", ".join(sorted(one.name for one in FORMATS.values() if one.serves_experts))
         raise invalid(file, field, f"have one of the formats of experts, {able}, with group 0", tuple(layer), where)
-    found = find_decoder(model)
+    found = find_llama(model)
     try:
         if found is None:
             raise Unsupported("the model has no decoder of the Llama family")

@@ -49,6 +49,14 @@ LAYOUTS = (
     Layout("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     # OLMo 2 and 3, EXAONE 4
     Layout(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    # Apertus
+    Layout("attention_layernorm", None, "feedforward_layernorm", None),
+    # VaultGemma
+    Layout("input_layernorm", None, "pre_feedforward_layernorm", None),
+    # AFMoE
+    Layout("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
+    # HyperCLOVA X
+    Layout("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2"),
 )
 EMPTY = {"position_embeddings": None, "attention_mask": None}  # arguments of a layer in a probe
 NEXT = "_infini_next"  # attribute of a patched layer: (the norm that its result is passed to,)

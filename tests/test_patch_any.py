@@ -1,0 +1,189 @@
+"""Models of other families than Llama's: norms, MLPs, attention's function and linear layers are replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support.tiny_llama import close, config_values, identity, tokens
+from torch_infini.patch import is_patched, load_patched, patch_model, save_patched, unpatch_model
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# LayerNorms and MLPs without gates; learned positions, a parallel residual, partial rotation, a norm without weights,
+# norms of 1 + weight, encoders, rotation of interleaved pairs, an ungated MLP in Llama's layers.
+DECODERS = (
+    "opt",
+    "gpt_neox",
+    "phi",
+    "olmo",
+    "nemotron",
+    "cohere",
+    "arcee",
+    "gpt_bigcode",
+    "modernbert-decoder",
+    "lfm2",
+)
+ENCODERS = ("bert", "electra")
+ONCE = pytest.mark.parametrize("kind", DECODERS)
+EACH = pytest.mark.parametrize("kind", DECODERS + ENCODERS)
+
+
+def model_of(kind: str) -> Any:
+    from torch_infini.testing.causal_types import build  # imports transformers
+
+    torch.manual_seed(0)
+    return build(kind)
+
+
+def logits(model: Any, ids: Tensor, **more: Any) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = model(input_ids=ids, **more).logits
+    return result
+
+
+def padded(ids: Tensor) -> Tensor:
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    return mask
+
+
+@EACH
+def test_results_and_unpatching(kind: str) -> None:
+    """Padded batches too; afterwards everything is as it was."""
+    model, ids = model_of(kind), tokens()
+    mask = padded(ids)
+    before, values = identity(model), config_values(model)
+    expected, masked = logits(model, ids), logits(model, ids, attention_mask=mask)
+    report = patch_model(model, strict=True)
+    assert "layer_norm" in report.counts or kind in ("arcee", "lfm2")
+    assert report.counts["linear"] + report.counts.get("fused_linear, swiglu, linear", 0) > 4
+    assert model.config._attn_implementation == "infini" and is_patched(model)
+    close(logits(model, ids), expected)
+    close(logits(model, ids, attention_mask=mask)[1], masked[1])
+    close(logits(model, ids, attention_mask=mask)[0, 4:], masked[0, 4:])
+    unpatch_model(model)
+    assert identity(model) == before and config_values(model) == values
+    assert torch.equal(logits(model, ids), expected)
+
+
+@pytest.mark.full(beyond=3)
+@ONCE
+def test_generate(kind: str) -> None:
+    model, ids = model_of(kind), tokens()
+
+    def generate() -> Tensor:
+        result: Tensor = model.generate(
+            ids, attention_mask=padded(ids), max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=-1
+        )
+        return result
+
+    expected = generate()
+    patch_model(model)
+    assert torch.equal(generate(), expected)
+
+
+@EACH
+def test_hooks_see_what_the_original_shows(kind: str) -> None:
+    """Of every module: a layer's parts are called as they were."""
+    model, ids = model_of(kind), tokens()
+    seen: dict[str, list[Tensor]] = {}
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            if isinstance(value, Tensor) and value.is_floating_point():
+                seen.setdefault(name, []).append(value.detach().clone())
+
+        return hook
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(note(name))
+    logits(model, ids)
+    expected = {name: list(values) for name, values in seen.items()}
+    patch_model(model)
+    seen.clear()
+    logits(model, ids)
+    assert seen.keys() == expected.keys() and len(seen) > 10
+    for name, values in expected.items():
+        for actual, value in zip(seen[name], values, strict=True):
+            close(actual, value, what=name)
+
+
+@pytest.mark.full(beyond=2)
+@EACH
+def test_gradients_are_the_originals(kind: str) -> None:
+    model, ids = model_of(kind), tokens()
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad(set_to_none=True)
+        model(input_ids=ids).logits.float().square().mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    expected = gradients()
+    patch_model(model)
+    for actual, value in zip(gradients(), expected, strict=True):
+        close(actual, value, passes=2)
+
+
+@pytest.mark.full(beyond=2)
+@EACH
+def test_compile(kind: str) -> None:
+    model, ids = model_of(kind), tokens()
+    patch_model(model)
+    expected = logits(model, ids)
+    close(logits(torch.compile(model, fullgraph=True, backend="aot_eager"), ids), expected)
+
+
+@pytest.mark.full(beyond=2)
+@EACH
+def test_integer_weights_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    model, ids = model_of(kind), tokens()
+    expected = logits(model, ids)
+    report = patch_model(model, weights="int8", strict=True)
+    assert report.counts["linear_group8"] >= 8
+    actual = logits(model, ids)
+    assert (actual - expected).norm() < 0.05 * expected.norm()
+    save_patched(model, tmp_path)
+    assert torch.equal(logits(load_patched(tmp_path), ids), actual)
+
+
+def test_what_is_left_is_named() -> None:
+    """In the words of the field."""
+    for kind, reason in {
+        "gptj": "it does not call transformers' attention interface",
+        "deepseek_v3": "its values are narrower than its keys (multi-head latent attention)",
+        "gpt_oss": "it has attention sinks",
+        "mamba": "no op computes a MambaMixer",
+    }.items():
+        assert reason in {row.reason for row in patch_model(model_of(kind)).left}, kind
+
+
+def test_attention_of_another_formula_is_left() -> None:
+    """Where two tokens through the whole model give other results, the modules keep the function that they had."""
+    model, ids = model_of("opt"), tokens()
+    attention = model.model.decoder.layers[1].self_attn
+    kept = type(attention).forward
+
+    class Doubled(type(attention)):  # type: ignore[misc]
+        """Twice what another function than the original's gives."""
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output, *more = kept(self, *args, **kwargs)
+            return (output * (1 + (self.config._attn_implementation == "infini")), *more)
+
+    Doubled.forward.__code__ = Doubled.forward.__code__.replace(
+        co_names=(*Doubled.forward.__code__.co_names, "ALL_ATTENTION_FUNCTIONS")
+    )
+    attention.__class__ = Doubled
+    implementation, expected = model.config._attn_implementation, logits(model, ids)
+    report = patch_model(model)
+    left = {row.name: row.reason for row in report.left}
+    assert len(left) == len(model.model.decoder.layers) and all("different results" in one for one in left.values())
+    assert model.config._attn_implementation == implementation
+    close(logits(model, ids), expected)
