@@ -6,11 +6,13 @@ What a module computes is checked numerically (verify.py), so that a similar mod
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from .decoder import Decoder
 from .layers.attention import Attention, RotaryEmbedding
@@ -18,7 +20,7 @@ from .layers.experts import Experts, has_experts
 from .layers.interface_attention import InterfaceAttention, calls_interface, missing_feature
 from .layers.layer import DecoderLayer
 from .layers.layer_norm import LayerNorm, is_layer_norm
-from .layers.linear import Linear
+from .layers.linear import Linear, TransposedLinear
 from .layers.loop import Loop
 from .layers.mlp import GatedMLP
 from .layers.norm import RMSNorm, eps_name
@@ -103,6 +105,8 @@ def of_any(
         if type(module) is nn.Linear:
             if here.rpartition(".")[0] not in known or is_able(Linear, module):
                 yield here, Linear
+        elif type(module) is Conv1D:
+            yield here, TransposedLinear
         elif here not in known and not any("Router" in kind.__name__ for kind in around) and is_unknown(module):
             yield here, Unknown
 
@@ -162,14 +166,19 @@ def has_gate(module: nn.Module) -> bool:
 def is_unknown(module: nn.Module) -> bool:
     """Return whether a module computes with weights of its own, or is attention that cannot be told what to call.
 
-    Embeddings are read, not computed; a router has a row for each expert, a head's bias is its last layer's too.
+    Embeddings are read, not computed, and so is what a model itself begins with. A router has a row for each expert,
+    experts beside it a bias for it; a head's bias is its last layer's too. Activations are torch's in any layer.
     """
-    if isinstance(module, nn.Embedding | nn.Linear) or "Router" in type(module).__name__:
+    if isinstance(module, nn.Embedding | nn.Linear | PreTrainedModel):
+        return False
+    if re.search("Router|Activation", type(module).__name__):
+        return False
+    if "experts" in module._modules and all(p is None or p.dim() == 1 for p in module._parameters.values()):
         return False
     if list(module._parameters) == ["bias"] and isinstance(module._modules.get("decoder"), nn.Linear):
         return False
     inner = any("Attention" in type(child).__name__ for child in module.children())
-    products = any(isinstance(child, nn.Linear) for child in module.children())
+    products = any(isinstance(child, nn.Linear | Conv1D) for child in module.children())
     attends = "Attention" in type(module).__name__ and products and not inner
     below = {id(parameter) for child in module.children() for parameter in child.parameters()}
     own = [parameter for parameter in module._parameters.values() if parameter is not None]

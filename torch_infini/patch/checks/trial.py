@@ -83,6 +83,13 @@ def without_effect(*args: Any) -> None:
     """Do nothing; replaces hooks."""
 
 
+def rounds_activations(model: nn.Module) -> bool:
+    """Return whether layers are quantized: another last bit may give another of the activations' 255 integers."""
+    from ..layers.quantized import Quantized  # whose package imports this one
+
+    return any(isinstance(module, Quantized) for module in model.modules())
+
+
 def rms(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
 
@@ -119,7 +126,10 @@ class Logits:
                 hook.remove()
         finite = self.values.isfinite() & noisy.isfinite()
         layers = len(decoder.layers)
-        arithmetic = UNITS.get(self.values.dtype, HALF_UNITS) * units(self.values.dtype) * (2 * layers) ** 0.5
+        terms = UNITS.get(self.values.dtype, HALF_UNITS) * units(self.values.dtype)
+        if rounds_activations(model):
+            terms = max(terms, HALF_UNITS * units(torch.float16))
+        arithmetic = terms * (2 * layers) ** 0.5
         noise = rms((self.values.float() - noisy.float())[finite])
         self.rounding = max(arithmetic * rms(self.values[finite]), AMPLIFIED * noise)
 

@@ -24,9 +24,9 @@ def missing_feature(module: nn.Module) -> str:
     """Return what the module has that infini::attention lacks; empty if nothing is known."""
     if "sinks" in module._parameters:
         return "it has attention sinks"
-    narrow, wide = vars(module).get("v_head_dim"), vars(module).get("qk_head_dim")
-    if narrow is not None and wide is not None and narrow != wide:
-        return "its values are narrower than its keys (multi-head latent attention)"
+    values, keys = vars(module).get("v_head_dim"), vars(module).get("qk_head_dim")
+    if values is not None and keys is not None and values > keys:
+        return "its values are wider than its keys"
     return ""
 
 

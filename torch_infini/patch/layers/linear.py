@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from ..checks.conditions import dense_last, is_plain, needs_fallback, unhooked, unsupported_weights
 from ..shares import LinearShard, local
@@ -16,6 +17,7 @@ from .sharded import ShardedLinear
 
 linear = torch.ops.infini.linear.default
 fused_linear = torch.ops.infini.fused_linear.default
+matmul = torch.ops.infini.matmul.default
 
 Product = Callable[[Tensor], Tensor]
 
@@ -91,3 +93,24 @@ class Linear(Patched):
         parameters = self._parameters
         x = input if input.is_contiguous() else dense_last(input)
         return linear(x, parameters["weight"], parameters["bias"])
+
+
+class TransposedLinear(Patched):
+    """GPT-2's linear layer, `Conv1D`, whose weight has a row for each input: y = x weight + bias."""
+
+    infini_ops = "matmul"
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        if type(module) is not Conv1D:
+            raise Unsupported("it is not a Conv1D of transformers")
+        if reason := unsupported_weights(module):
+            raise Unsupported(reason)
+        return [None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if needs_fallback(self, x):
+            return super().forward(x)
+        parameters = self._parameters
+        rows = dense_last(x).reshape(-1, x.shape[-1])
+        return matmul(rows, parameters["weight"]).add_(parameters["bias"]).view(*x.shape[:-1], -1)
