@@ -16,6 +16,7 @@ from .add_lora import add_lora as add_lora
 from .add_rms_norm import add_rms_norm as add_rms_norm
 from .all_reduce_add_rms_norm import all_reduce_add_rms_norm as all_reduce_add_rms_norm
 from .attention import attention as attention
+from .causal_conv1d import causal_conv1d as causal_conv1d
 from .causal_softmax import causal_softmax as causal_softmax
 from .collectives import all_gather as all_gather
 from .collectives import all_reduce as all_reduce
@@ -37,6 +38,7 @@ from .elementwise import zeros as zeros
 from .embedding import embedding as embedding
 from .fused_experts import fused_experts as fused_experts
 from .fused_linear import fused_linear as fused_linear
+from .gated_delta_rule import gated_delta_rule as gated_delta_rule
 from .geglu import geglu as geglu
 from .gemm import gemm as gemm
 from .layer_norm import layer_norm as layer_norm
