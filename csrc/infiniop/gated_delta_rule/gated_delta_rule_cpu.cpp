@@ -127,6 +127,15 @@ private:
     }
 };
 
+// Tokens between the row that is read and the one that is prefetched.
+constexpr int64_t kDeltaAhead = 4;
+
+template <typename T> void prefetch_delta_row(const T *row, int64_t n) {
+    for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) {
+        __builtin_prefetch(row + i);
+    }
+}
+
 // Reads a row of q or k as floats, multiplied by `factor` and, if asked for, normalized.
 template <typename T> void read_delta_row(float *to, const T *from, int64_t n, bool l2norm, float factor) {
     if (l2norm) {
@@ -205,6 +214,12 @@ void delta_chunk(const DeltaHead<T> &head, const DeltaSizes &sizes, int64_t firs
     // decays[t, j]: what remains at t of what was written at j, as a product, because a difference of sums of g would
     // lose the digits that the sums have in common; since[t]: of what the chunk began with.
     for (int64_t t = 0; t < n; ++t) {
+        if (t + kDeltaAhead < n) { // rows are pages apart, which the hardware does not prefetch
+            const int64_t next = first + t + kDeltaAhead;
+            prefetch_delta_row(head.q + next * head.q_step, dk);
+            prefetch_delta_row(head.k + next * head.k_step, dk);
+            prefetch_delta_row(head.v + next * head.v_step, sizes.dv);
+        }
         const float decay = head.decay(first + t);
         float *const at = decays + t * kChunk;
         for (int64_t j = 0; j < kChunk; ++j) {
