@@ -17,10 +17,12 @@ from transformers.pytorch_utils import Conv1D
 from .decoder import Decoder
 from .layers.attention import Attention, RotaryEmbedding
 from .layers.experts import Experts, has_experts
+from .layers.gated_norm import GatedNorm, is_gated_norm
 from .layers.interface_attention import InterfaceAttention, calls_interface, missing_feature
 from .layers.layer import DecoderLayer
 from .layers.layer_norm import LayerNorm, is_layer_norm
 from .layers.linear import Linear, TransposedLinear
+from .layers.linear_attention import LinearAttention, has_delta_rule
 from .layers.loop import Loop
 from .layers.mlp import GatedMLP
 from .layers.norm import RMSNorm, eps_name
@@ -29,7 +31,7 @@ from .model import Model
 from .parallel_forward import parallel_forward
 from .swap import Patched, Unsupported
 
-KEEP_THEIR_PARTS = (InterfaceAttention, DecoderLayer, Loop, Model)  # patched, and call what is in them
+KEEP_THEIR_PARTS = (InterfaceAttention, LinearAttention, DecoderLayer, Loop, Model)  # patched, and call what is in them
 
 
 class Unknown(Patched):
@@ -50,6 +52,15 @@ def candidates(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[
     The caller replaces a module before it asks for the next: what comes later depends on what was replaced. A module
     that comes again was left the first time.
     """
+    yielded: set[str] = set()
+    for here, patch in in_order(model, name, decoder):
+        if patch is not Unknown or here not in yielded:  # what was left before has a reason that says more
+            yield here, patch
+        yielded.add(here)
+
+
+def in_order(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[str, type[Patched]]]:
+    """Yield the same, and for a module that was left perhaps Unknown too."""
     sharded = {
         name: ShardedEmbedding if isinstance(module, nn.Embedding) else ShardedLinear
         for name, module in model.named_modules()
@@ -88,7 +99,11 @@ def of_any(
             yield here, LayerNorm
         if decoder.is_llama:
             continue
-        if has_experts(module):
+        if is_gated_norm(module):
+            yield here, GatedNorm
+        elif has_delta_rule(module):
+            yield here, LinearAttention
+        elif has_experts(module):
             yield here, Experts
         elif "down_proj" in module._modules and has_gate(module):
             yield here, GatedMLP
@@ -107,6 +122,8 @@ def of_any(
                 yield here, Linear
         elif type(module) is Conv1D:
             yield here, TransposedLinear
+        elif any(issubclass(kind, LinearAttention) for kind in around):
+            continue  # a convolution, whose weight it reads
         elif here not in known and not any("Router" in kind.__name__ for kind in around) and is_unknown(module):
             yield here, Unknown
 
