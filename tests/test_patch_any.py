@@ -189,3 +189,12 @@ def test_attention_of_another_formula_is_left() -> None:
     assert len(left) == len(model.model.decoder.layers) and all("different results" in one for one in left.values())
     assert model.config._attn_implementation == implementation
     close(logits(model, ids), expected)
+
+
+def test_described() -> None:
+    """LayerNorms in layers with Llama's names are described as such."""
+    from torch_infini.patch import describe
+
+    layer = describe(model_of("stablelm")).layers[0]
+    assert {norm.rounding for norm in layer.norms} == {"layer_norm"} and len(layer.norms) == 2
+    assert "mean 0 and variance 1" in str(describe(model_of("stablelm")))

@@ -9,12 +9,13 @@ import argparse
 import signal
 import sys
 
-from .commands import COMMANDS, CommandError
+from .commands import COMMANDS, VERSION, CommandError
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; 2 for bad input, after one sentence on stderr; 130 where Ctrl-C ended it."""
     parser = argparse.ArgumentParser(prog="python -m torch_infini", description="Infini kernels for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"torch_infini {VERSION}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
     for name, module in COMMANDS.items():
         module.add_arguments(subparsers.add_parser(name, help=module.HELP, description=module.HELP))

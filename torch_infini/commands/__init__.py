@@ -1,5 +1,6 @@
 """The command line, `python -m torch_infini`: a module for each command (generate, chat, serve, doctor and others)."""
 
+from .. import __version__ as VERSION
 from . import bench, chat, demo, describe, device, doctor, env, generate, ops, quantize, root, run, serve, tune, vllm
 from .errors import CommandError
 
@@ -21,4 +22,4 @@ COMMANDS = {
     "vllm": vllm,
 }
 
-__all__ = ["COMMANDS", "CommandError"]
+__all__ = ["COMMANDS", "VERSION", "CommandError"]

@@ -25,6 +25,7 @@ from .files.foreign import config_of, empty_model, layer_count
 from .layers.attention import Attention
 from .layers.experts import Experts
 from .layers.layer import DecoderLayer
+from .layers.layer_norm import LayerNorm
 from .layers.mlp import GATES, GatedMLP
 from .layers.norm import RMSNorm
 from .layers.quantized import Quantized
@@ -41,17 +42,18 @@ _ROUNDED = {
     "once": "rounded once",
     "llama": "rounded before the weight is multiplied",
     "gemma": "times 1 + weight, rounded once",
+    "layer_norm": "mean 0 and variance 1, rounded once",
 }
 
 
 @dataclass(frozen=True)
 class NormDescription:
-    """An RMSNorm.
+    """An RMSNorm or a LayerNorm.
 
     Attributes:
         name: The module's name in its layer.
-        eps: Added to the mean of squares.
-        rounding: "once", "llama" or "gemma", as in torch_infini.ops.rms_norm.
+        eps: Added to the mean of squares, or to the variance.
+        rounding: "once", "llama" or "gemma", as in torch_infini.ops.rms_norm; "layer_norm" for a LayerNorm.
     """
 
     name: str
@@ -355,6 +357,8 @@ def _count(model: nn.Module) -> int:
 
 
 def _norm(name: str, module: nn.Module) -> NormDescription | None:
+    if isinstance(module, LayerNorm):
+        return NormDescription(name, module.eps_value, "layer_norm")
     if not isinstance(module, RMSNorm):
         return None
     plan = vars(module)[PLAN]

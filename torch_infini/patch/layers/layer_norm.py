@@ -97,5 +97,9 @@ class LayerNorm(Patched):
         plan: LayerNormPlan = self.__dict__[PLAN]
         parameters = self._parameters
         weight = parameters["weight"] + 1 if plan.adds_one else parameters.get("weight")
-        eps = self.__dict__[plan.eps] if plan.eps else FIXED_EPS
-        return layer_norm(dense_last(input), weight, parameters.get("bias"), eps)
+        return layer_norm(dense_last(input), weight, parameters.get("bias"), self.eps_value)
+
+    @property
+    def eps_value(self) -> float:
+        name: str = self.__dict__[PLAN].eps
+        return float(self.__dict__[name]) if name else FIXED_EPS
