@@ -166,6 +166,19 @@ def test_what_is_left_is_named() -> None:
         assert reason in {row.reason for row in patch_model(model_of(kind)).left}, kind
 
 
+def test_relative_positions_are_left() -> None:
+    """T5's attention keeps its function, for infini::attention has no bias; its norms and products are replaced."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=128)
+    torch.manual_seed(0)
+    model, ids = transformers.T5ForConditionalGeneration(config).eval(), tokens()
+    expected = logits(model, ids, decoder_input_ids=ids)
+    report = patch_model(model)
+    assert {row.reason for row in report.left} == {"it adds a bias of relative positions to the scores"}
+    assert report.counts["rms_norm"] == 2 * 2 + 2 * 3 + 2 and report.counts["linear"] > 20
+    close(logits(model, ids, decoder_input_ids=ids), expected)
+
+
 def test_attention_of_another_formula_is_left() -> None:
     """Where two tokens through the whole model give other results, the modules keep the function that they had."""
     model, ids = model_of("opt"), tokens()
@@ -198,3 +211,19 @@ def test_described() -> None:
     layer = describe(model_of("stablelm")).layers[0]
     assert {norm.rounding for norm in layer.norms} == {"layer_norm"} and len(layer.norms) == 2
     assert "mean 0 and variance 1" in str(describe(model_of("stablelm")))
+
+
+@pytest.mark.parametrize("name", ["BertModel", "LlamaModel", "LlamaForSequenceClassification"])
+def test_save_pretrained_keeps_integer_weights(name: str, tmp_path: Path) -> None:
+    """Of models without `generate` too, and of a decoder alone."""
+    transformers = pytest.importorskip("transformers")
+    cls = getattr(transformers, name)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    torch.manual_seed(0)
+    model = cls(cls.config_class(**sizes, vocab_size=100, pad_token_id=0)).eval()
+    patch_model(model, weights="int8")
+    model.save_pretrained(tmp_path)
+    ids = tokens() % 100
+    with torch.no_grad():
+        for loaded in (load_patched(tmp_path), cls.from_pretrained(tmp_path, trust_remote_code=False)):
+            assert torch.equal(loaded(ids)[0], model(ids)[0])

@@ -10,7 +10,7 @@ from hashlib import sha256
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedModel
 
 from .._core import products
 from .._core.devices import on_cpu
@@ -30,7 +30,7 @@ from .layers.loop import Loop
 from .layers.memory import align
 from .layers.packed import packed_layers, take_over_packed
 from .layers.quantized import Quantized
-from .model import Model
+from .model import DecoderModel, Model
 from .options import bits_of
 from .quantize import choose_weights, fuse_projections, layers_to_choose, quantize_module, row_of
 from .report import SKIPPED, PatchReport, Row
@@ -257,12 +257,18 @@ def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Sele
         rows[here] = Row(here, original, SKIPPED if reason else op, reason or "")
     if decoder.norm is not None:
         link(list(decoder.layers), decoder.norm)
-        if "forward" not in vars(decoder.module) and not isinstance(decoder.module, GenerationMixin | Patched):
-            swap(decoder.module, Loop, None)
+        whole = decoder.module
+        if "forward" not in vars(whole) and not isinstance(whole, GenerationMixin | Patched):
+            loop = DecoderModel if isinstance(whole, PreTrainedModel) else Loop
+            swap(whole, loop, loop.plans(whole)[0])
     for module in model.modules():
-        if isinstance(module, GenerationMixin):
+        if isinstance(module, PreTrainedModel) and not isinstance(module, Patched) and holds(module, decoder):
             swap(module, Model, Model.plans(module)[0])
     return tuple(rows.values())
+
+
+def holds(model: nn.Module, decoder: Decoder) -> bool:
+    return any(module is decoder.module for module in model.modules())
 
 
 def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:

@@ -1,4 +1,4 @@
-"""The generating model around patched layers: methods of transformers that patched layers would break."""
+"""The models around patched layers: methods of transformers that patched layers would break."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from .files.save import save
 from .layers.continuous import continuous_name
 from .layers.interface import IMPLEMENTATION, NAME
+from .layers.loop import Loop
 from .layers.quantized import Quantized
 from .swap import PLAN, Patched
 
@@ -26,7 +27,7 @@ else:
 
 
 class Model(Original):
-    """A model with `generate`. Its plan is the name of its original attention implementation."""
+    """A model of transformers. Its plan is the name of its original attention implementation."""
 
     infini_ops = ""  # it calls no op itself
 
@@ -80,3 +81,11 @@ class Model(Original):
             )
         if given.get("is_main_process", True):
             save(self, Path(save_directory))
+
+
+class DecoderModel(Loop, Model):
+    """The decoder of the Llama family, which is a model of transformers by itself."""
+
+    @classmethod
+    def plans(cls, module: Any) -> Sequence[Any]:
+        return Model.plans(module)
