@@ -65,17 +65,29 @@ def find_llama(model: nn.Module) -> tuple[str, Decoder] | None:
 
 
 def find_decoder(model: nn.Module) -> tuple[str, Decoder] | None:
-    """The same for any model of transformers that takes tokens: the innermost module with its embedding and layers."""
+    """The same for any model of transformers that takes tokens: the innermost module with its embedding and layers.
+
+    Of an encoder and a decoder, the module that has both.
+    """
     found = find_llama(model)
     if found is not None:
         return found
     for name, module in reversed(list(model.named_modules())):
         embedding = embedding_of(module)
-        lists = [child for child in module.modules() if isinstance(child, nn.ModuleList) and len(child)]
-        if embedding is not None and lists and hasattr(module, "config"):
-            layers = max(lists, key=lambda one: sum(parameter.numel() for parameter in one.parameters()))
-            return name, Decoder(module, module.config, embedding, list(layers))
+        if embedding is None or not hasattr(module, "config") or not layers_of(module):
+            continue
+        for outer, pair in model.named_modules():
+            if pair._modules.keys() >= {"encoder", "decoder"} and any(part is module for part in pair.modules()):
+                both = [*layers_of(pair.get_submodule("encoder")), *layers_of(pair.get_submodule("decoder"))]
+                return outer, Decoder(pair, getattr(pair, "config", module.config), embedding, both)
+        return name, Decoder(module, module.config, embedding, layers_of(module))
     return None
+
+
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """Return the modules of the largest list in a module, by its parameters."""
+    lists = [child for child in module.modules() if isinstance(child, nn.ModuleList)]
+    return list(max(lists, key=lambda one: sum(parameter.numel() for parameter in one.parameters()), default=()))
 
 
 def embedding_of(module: Any) -> nn.Embedding | None:

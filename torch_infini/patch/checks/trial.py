@@ -134,7 +134,9 @@ class Logits:
 
     def run(self) -> Tensor:
         """Return the logits [2, S, vocabulary]."""
-        output = self.model(input_ids=self.ids, use_cache=False)
+        config = getattr(self.model, "config", None)
+        more = {"decoder_input_ids": self.ids} if getattr(config, "is_encoder_decoder", False) else {}
+        output = self.model(input_ids=self.ids, use_cache=False, **more)
         if isinstance(output, tuple):
             return output[0]
         return output.logits if "logits" in output else output.last_hidden_state
