@@ -127,7 +127,7 @@ def run_script(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.full(beyond=4)
+@pytest.mark.full(beyond=2)
 @pytest.mark.parametrize("page", RUNNING, ids=name_of)
 def test_examples_of_pages(page: Path, tmp_path: Path) -> None:
     """A page's Python blocks run as they stand, one after the other."""

@@ -287,9 +287,8 @@ def test_tasks_have_the_responses_of_the_harness_own_model(folder: Path, tasks: 
         check_same(whole, wanted)
 
 
-@pytest.mark.parametrize(
-    "module", ["lm_eval", pytest.param("torch_infini.integrations.lm_eval", marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("module", ["lm_eval", "torch_infini.integrations.lm_eval"])
 def test_command_line(module: str, folder: Path, tasks: Path, tmp_path: Path) -> None:
     """lm_eval finds the model by its name; where torch_infini is not installed, with the command of ours."""
     installed = {entry.value for entry in entry_points(group="torch.backends")}
