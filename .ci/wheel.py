@@ -14,6 +14,7 @@ of torch, and OpenMP's, which torch brings, stay outside.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gzip
 import hashlib
 import json
@@ -129,8 +130,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pythons", default="", help="interpreters, with commas, instead of those that are found")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     options = parser.parse_args(arguments)
-    shutil.rmtree(WORK / "made", ignore_errors=True)
     WORK.mkdir(parents=True, exist_ok=True)
+    with (WORK / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two at a time would collect in one folder
+        make(options)
+
+
+def make(options: argparse.Namespace) -> None:
+    """Make both archives, and copy them to options.out."""
+    shutil.rmtree(WORK / "made", ignore_errors=True)
     pythons = options.pythons.split(",") if options.pythons else found_pythons()
     torches = [str(torch_folder(release)) for release in options.torches.split(",") if release]
     log = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True)
