@@ -437,7 +437,7 @@ def modules() -> list[Variant]:
         if flags is None:
             sys.exit(f"torch_infini: INFINI_PYTHONS: {python} cannot be built for: {reason}")
         if f"{MODULE}{suffix}" not in {one.file for one in found}:
-            found.append(Variant(f"{MODULE}{suffix}", f".{suffix.split('-x86')[0].strip('.')}", flags))
+            found.append(Variant(f"{MODULE}{suffix}", suffix.removesuffix(".so"), flags))
     return found
 
 

@@ -57,7 +57,8 @@ def torch_folder(release: str) -> Path:
     folder = WORK / f"torch-{release}"
     if not (folder / "torch" / "version.py").is_file():
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(WORK), f"torch=={release}"]
-        subprocess.run(command, check=True)
+        if subprocess.run(command).returncode:
+            sys.exit(f"wheel: --torches must name releases of torch that pip finds a wheel of, got {release!r}")
         (wheel,) = WORK.glob(f"torch-{release}*.whl")
         with zipfile.ZipFile(wheel) as archive:
             # version.py last: it says that all is there.

@@ -179,6 +179,17 @@ def test_relative_positions_are_left() -> None:
     close(logits(model, ids, decoder_input_ids=ids), expected)
 
 
+def test_attention_of_one_layer_is_skipped() -> None:
+    """Then the function stays the original's in all layers, and the report says so."""
+    model, ids = model_of("opt"), tokens()
+    implementation, expected = model.config._attn_implementation, logits(model, ids)
+    report = patch_model(model, skip=["model.decoder.layers.0"])
+    assert "attention" not in report.counts and model.config._attn_implementation == implementation
+    (row,) = (row for row in report.left if row.name == "model.decoder.layers.1.self_attn")
+    assert row.reason == "other attention of the model keeps its function, and they share one"
+    close(logits(model, ids), expected)
+
+
 def test_attention_of_another_formula_is_left() -> None:
     """Where two tokens through the whole model give other results, the modules keep the function that they had."""
     model, ids = model_of("opt"), tokens()

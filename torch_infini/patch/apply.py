@@ -133,6 +133,10 @@ class Patching:
         replace_config(model, state.config, state.patched_config)
         with torch.no_grad(), torch.autocast("cpu", enabled=False), eval_mode(model):
             rows = patch_modules(model, self.name, decoder, state.selection)
+            if not self.attends():
+                rows = self.without_interface(
+                    rows, "other attention of the model keeps its function, and they share one"
+                )
             self.layers = layers_to_choose(model, decoder, weights, state.selection) if weights else []
         rows = merged(model, (*rows, *map(row_of, self.layers)))
         self.set_report(replace(self.report, rows=rows, products=products_of(model, rows)))
@@ -144,20 +148,24 @@ class Patching:
             raise ValueError(f"torch_infini.patch_model: strict=True, but these would be left: {shown}{more}")
         self.choose_attention()
 
+    def attends(self) -> bool:
+        """Return whether there is attention, and every module that calls the config's function is replaced."""
+        modules = list(self.decoder.module.modules())
+        attending = any(isinstance(module, ATTENDING) for module in modules)
+        return attending and all(isinstance(module, ATTENDING) for module in modules if calls_interface(module))
+
     def choose_attention(self) -> None:
-        """Let the config name our attention function if every module that calls it is replaced."""
-        calling = [module for module in self.decoder.module.modules() if calls_interface(module)]
-        known = [module for module in self.decoder.module.modules() if isinstance(module, Attention)]
-        attends = bool(known or calling) and all(isinstance(module, ATTENDING) for module in calling)
+        """Let the config name our attention function where it serves all."""
         # Attention that was left needs the masks of its own implementation.
-        name = interface.NAME if attends else self.state.values.get(IMPLEMENTATION)
+        name = interface.NAME if self.attends() else self.state.values.get(IMPLEMENTATION)
         setattr(self.state.patched_config, IMPLEMENTATION, name)
 
     def try_whole(self) -> str:
         """Run two tokens through the whole model; return what is wrong with it, empty if nothing is."""
         fault = self.trial.fault()
-        if fault and (reports := self.without_interface(fault)):
-            self.set_report(reports)
+        if fault and any(isinstance(module, InterfaceAttention) for module in self.model.modules()):
+            self.set_report(replace(self.report, rows=self.without_interface(self.report.rows, fault)))
+            self.choose_attention()
             fault = self.trial.fault()
         self.must_agree("what patch_model finds at two tokens", bool(fault))
         if fault and self.strict:
@@ -167,16 +175,12 @@ class Patching:
             self.set_report(replace(self.report, untried=self.trial.untried))
         return fault
 
-    def without_interface(self, fault: str) -> PatchReport | None:
-        """Leave the attention that keeps its own forward; return the report of that, None if there is none."""
-        names = {name for name, module in self.model.named_modules() if isinstance(module, InterfaceAttention)}
-        if not names:
-            return None
-        for name in names:
-            restore(self.model.get_submodule(name))  # type: ignore[arg-type]
-        self.choose_attention()
-        rows = tuple(replace(row, op=SKIPPED, reason=fault) if row.name in names else row for row in self.report.rows)
-        return replace(self.report, rows=rows)
+    def without_interface(self, rows: tuple[Row, ...], reason: str) -> tuple[Row, ...]:
+        """Leave the attention that keeps its own forward, and say so in the rows."""
+        modules = {name: one for name, one in self.model.named_modules() if isinstance(one, InterfaceAttention)}
+        for module in modules.values():
+            restore(module)
+        return tuple(replace(row, op=SKIPPED, reason=reason) if row.name in modules else row for row in rows)
 
     def undo_and_report(self, reason: str) -> PatchReport:
         undo(self.model)

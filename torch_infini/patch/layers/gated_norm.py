@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.rms_norm import ROUNDINGS
-from ..checks.conditions import dense_last, needs_fallback, unsupported_weights
+from ..checks.conditions import dense_last, needs_fallback
 from ..checks.probe import LENGTHS, SIZES, norm_probe, random, tokens, weight_of, with_nan
-from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
-from .norm import NormPlan, eps_name, normalize
+from ..swap import Patched, Probe, ProbeCall, Rotary
+from .norm import RMSNorm, eps_name, normalize
 
 swiglu = torch.ops.infini.swiglu.default
 
@@ -30,12 +29,7 @@ class GatedNorm(Patched):
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
-        name = eps_name(module)
-        if name is None:
-            raise Unsupported("it is not built like an RMSNorm (one weight with one dimension, and eps)")
-        if reason := unsupported_weights(module):
-            raise Unsupported(reason)
-        return [NormPlan(name, ROUNDINGS[rounding]) for rounding in ("llama", "once", "gemma")]
+        return RMSNorm.plans(module)
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
