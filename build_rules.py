@@ -392,6 +392,7 @@ class Variant:
     file: str
     suffix: str  # of its object's name; empty for the Python and the torch that build
     flags: str  # of its sources
+    links: str  # options of its linker
 
 
 def given_paths(variable: str) -> list[str]:
@@ -423,7 +424,9 @@ def modules() -> list[Variant]:
     own, _ = module_flags()
     if own is None:
         return []
-    found = [Variant(f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", "", own)]
+    # Python's functions stay undefined: the process that imports it has them.
+    links = "-Wl,-z,undefs"
+    found = [Variant(f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", "", own, links)]
     asked = "import sysconfig as s; print(s.get_path('include'), s.get_config_var('EXT_SUFFIX'), sep='\\n')"
     for python in given_paths("INFINI_PYTHONS"):
         try:
@@ -437,7 +440,7 @@ def modules() -> list[Variant]:
         if flags is None:
             sys.exit(f"torch_infini: INFINI_PYTHONS: {python} cannot be built for: {reason}")
         if f"{MODULE}{suffix}" not in {one.file for one in found}:
-            found.append(Variant(f"{MODULE}{suffix}", suffix.removesuffix(".so"), flags))
+            found.append(Variant(f"{MODULE}{suffix}", suffix.removesuffix(".so"), flags, links))
     return found
 
 
@@ -471,7 +474,9 @@ def devices(torch: Path | None) -> list[Variant]:
         name = device_library(folder)
         if folder and name and f"{name}.so" not in {one.file for one in found}:
             flags = f"-std=c++20 -O2 -isystem {shlex.quote(str(folder / 'include'))}"
-            found.append(Variant(f"{name}.so", f".{name.partition('-')[2]}" if number else "", flags))
+            # Stands on whichever libinfinirt the process has loaded.
+            links = f"-L{shlex.quote(str(folder / 'lib'))} -ltorch_cpu -lc10 -pthread"
+            found.append(Variant(f"{name}.so", f".{name.partition('-')[2]}" if number else "", flags, links))
     return found
 
 
@@ -690,10 +695,6 @@ class NinjaFile:
             "libinfiniccl": "-ldl -pthread",
             "libinfinicore_cpp_api": "-pthread",
             "libtorch_infini": f"-L{torch_lib} -ltorch_cpu -lc10 -ldl",
-            # Python's functions stay undefined: the process that imports it has them.
-            MODULE: "-Wl,-z,undefs",
-            # Stands on whichever libinfinirt the process has loaded.
-            DEVICE: f"-L{torch_lib} -ltorch_cpu -lc10 -pthread",
         }
         exports = {"libinfiniop": "infiniop", "libinfinicore_cpp_api": "infinicore", MODULE: "infinicore/python"}
         libraries = DEMO_LIBRARIES if self.demo_levels else (*LIBRARIES, MODULE, *(() if folder else (DEVICE,)))
@@ -703,14 +704,14 @@ class NinjaFile:
             ours = [at, *(f"-l{name.removeprefix('lib')}" for name in needs)] if needs else []
             below = [f"{folder}{name}.so" for name in needs]
             if library in self.variants:
-                objects = {one.file: self.objects[one.file] for one in self.variants[library]}
+                files_of = {one.file: (self.objects[one.file], one.links) for one in self.variants[library]}
             else:
-                objects = {f"{library}.so": self.objects[library]}
-            for file, compiled in objects.items():
+                files_of = {f"{library}.so": (self.objects[library], options[library])}
+            for file, (compiled, option) in files_of.items():
                 files = [some.name for some in compiled if self.is_linked(some)]
                 if not files and library in self.variants:  # there are no sources
                     continue
-                variables = {"libs": " ".join([*ours, options[library]]).strip(), "soname": file}
+                variables = {"libs": " ".join([*ours, option]).strip(), "soname": file}
                 if library in exports:
                     variables["exports"] = f"{CSRC}/{exports[library]}/exports.map"
                 elif folder:
