@@ -31,9 +31,10 @@ DECODERS = (
     "gpt2",
 )
 LATENT = ("deepseek_v3", "glm4_moe_lite", "youtu")  # values are narrower than keys
+SINKS = ("flint", "granite_swa", "mimo_v2_flash")
 ENCODERS = ("bert", "electra")
-ONCE = pytest.mark.parametrize("kind", DECODERS + LATENT)
-EACH = pytest.mark.parametrize("kind", DECODERS + ENCODERS + LATENT)
+ONCE = pytest.mark.parametrize("kind", DECODERS + LATENT + SINKS)
+EACH = pytest.mark.parametrize("kind", DECODERS + ENCODERS + LATENT + SINKS)
 
 
 def model_of(kind: str) -> Any:
@@ -63,7 +64,7 @@ def test_results_and_unpatching(kind: str) -> None:
     before, values = identity(model), config_values(model)
     expected, masked = logits(model, ids), logits(model, ids, attention_mask=mask)
     report = patch_model(model, strict=True)
-    assert "layer_norm" in report.counts or kind in ("arcee", "lfm2", *LATENT)
+    assert "layer_norm" in report.counts or kind in ("arcee", "lfm2", *LATENT, *SINKS)
     assert sum(report.counts.get(op, 0) for op in ("linear", "matmul", "fused_linear, swiglu, linear")) > 4
     assert model.config._attn_implementation == "infini" and is_patched(model)
     close(logits(model, ids), expected)
@@ -144,7 +145,7 @@ def test_compile(kind: str) -> None:
 
 
 @pytest.mark.full(beyond=2)
-@pytest.mark.parametrize("kind", [kind for kind in DECODERS + ENCODERS + LATENT if kind != "gpt2"])
+@pytest.mark.parametrize("kind", [kind for kind in DECODERS + ENCODERS + LATENT + SINKS if kind != "gpt2"])
 def test_integer_weights_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
     model, ids = model_of(kind), tokens()
     expected = logits(model, ids)
@@ -160,23 +161,37 @@ def test_what_is_left_is_named() -> None:
     """In the words of the field."""
     for kind, reason in {
         "gptj": "it does not call transformers' attention interface",
-        "gpt_oss": "it has attention sinks",
         "mamba": "no op computes a MambaMixer",
     }.items():
         assert reason in {row.reason for row in patch_model(model_of(kind)).left}, kind
 
 
-def test_relative_positions_are_left() -> None:
-    """T5's attention keeps its function, for infini::attention has no bias; its norms and products are replaced."""
+@pytest.mark.parametrize("kind", ["T5", "UMT5"])
+def test_relative_positions(kind: str) -> None:
+    """Their bias joins the scores: in the encoder, with padding, and in the decoder, token by token."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=128)
+    sizes = {"vocab_size": 128, "num_layers": 2, "num_heads": 4, "d_model": 64, "d_kv": 16, "d_ff": 128}
     torch.manual_seed(0)
-    model, ids = transformers.T5ForConditionalGeneration(config).eval(), tokens()
-    expected = logits(model, ids, decoder_input_ids=ids)
-    report = patch_model(model)
-    assert {row.reason for row in report.left} == {"it adds a bias of relative positions to the scores"}
-    assert report.counts["rms_norm"] == 2 * 2 + 2 * 3 + 2 and report.counts["linear"] > 20
-    close(logits(model, ids, decoder_input_ids=ids), expected)
+    config = getattr(transformers, f"{kind}Config")(**sizes, decoder_start_token_id=0, eos_token_id=None)
+    model, ids = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval(), tokens()
+    for name, weight in model.named_parameters():
+        if "relative_attention_bias" in name:
+            nn.init.normal_(weight)  # so that it matters
+    mask = padded(ids)
+
+    def results() -> tuple[Tensor, ...]:
+        made = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+        plain, masked = (logits(model, ids, decoder_input_ids=ids, **more) for more in ({}, {"attention_mask": mask}))
+        return made, plain, masked
+
+    expected, before = results(), identity(model)
+    patch_model(model, strict=True)
+    made, *actual = results()
+    assert torch.equal(made, expected[0])
+    for some, others in zip(actual, expected[1:], strict=True):
+        close(some, others)
+    unpatch_model(model)
+    assert identity(model) == before
 
 
 def test_attention_of_one_layer_is_skipped() -> None:

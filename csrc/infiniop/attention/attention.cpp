@@ -78,6 +78,10 @@ void check(const ExecutionContext &context, const char *op, const Args &args) {
     if (args.kv_lens.dtype) {
         check_kv_lens(context, rule, args);
     }
+    if (args.sinks.dtype) {
+        rule.same_dtype("sinks", args.sinks, "q", q);
+        rule.shape("sinks", args.sinks, {heads}, "to match the heads of q");
+    }
     constexpr double limit = std::numeric_limits<float>::max();
     rule.range("scale", args.scale, -limit, limit, "be finite in float32");
     rule.range("softcap", args.softcap, 0, limit, "be 0 (no cap), or positive and finite in float32");
@@ -87,9 +91,9 @@ void check(const ExecutionContext &context, const char *op, const Args &args) {
     rule.dense_last("out", out);
     rule.writable("out", out);
     rule.no_partial_overlap("out", out, "q", q);
-    const TensorView *const others[] = {&k, &v, &args.mask, &args.kv_lens};
-    const char *const names[] = {"k", "v", "mask", "kv_lens"};
-    for (int i = 0; i < 4; ++i) {
+    const TensorView *const others[] = {&k, &v, &args.mask, &args.kv_lens, &args.sinks};
+    const char *const names[] = {"k", "v", "mask", "kv_lens", "sinks"};
+    for (int i = 0; i < 5; ++i) {
         if (others[i]->dtype) {
             rule.no_overlap("out", out, names[i], *others[i]);
         }

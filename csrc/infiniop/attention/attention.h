@@ -16,6 +16,7 @@ struct Args {
     TensorView v;       // [B, T, Hkv, D]
     TensorView mask;    // [B or 1, H or 1, S or 1, T or 1], bool (true: visible) or added to the scores; dtype 0: none
     TensorView kv_lens; // [B], how many of the T keys each sequence has; dtype 0: all of them
+    TensorView sinks;   // [H] of q's dtype: one more score in each head's softmax, without a key; dtype 0: none
     // Additional arguments of paged_attention and paged_attention_prefill, which check them:
     TensorView
         block_tables; // [B, max blocks] int64 or int32: k and v are [blocks, block size, Hkv, D], and key t of sequence b
@@ -26,7 +27,6 @@ struct Args {
     TensorView k_scales;     // [blocks, block size, Hkv] float32, if k and v are int8: the factor of each row of k;
     TensorView v_scales;     // likewise of v. dtype 0: k and v have the dtype of q
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position) joins the scores; dtype 0: none
-    TensorView sinks;        // [H] of q's dtype: one more score in each head's softmax, without a key; dtype 0: none
     bool causal = true;      // query t sees the keys up to L - S + t, where L is the sequence's number of keys
     int64_t window = 0;      // how many of these, the newest; earlier ones are not read; 0: all. Causal only
     double scale = 1;

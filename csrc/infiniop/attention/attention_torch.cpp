@@ -20,7 +20,7 @@ constexpr Checker kRule("attention");
 
 Args inputs(const ExecutionContext &context, const Tensor &q, const Tensor &k, const Tensor &v,
             const std::optional<Tensor> &mask, const std::optional<Tensor> &kv_lens, bool causal,
-            std::optional<double> scale, double softcap) {
+            std::optional<double> scale, double softcap, const std::optional<Tensor> &sinks) {
     Args args;
     args.q = view(context, kRule, "q", q);
     args.k = view(context, kRule, "k", k);
@@ -30,6 +30,9 @@ Args inputs(const ExecutionContext &context, const Tensor &q, const Tensor &k, c
     }
     if (kv_lens) {
         args.kv_lens = view(context, kRule, "kv_lens", *kv_lens);
+    }
+    if (sinks) {
+        args.sinks = view(context, kRule, "sinks", *sinks);
     }
     args.causal = causal;
     const int64_t head_size = args.q.ndim > 0 && args.q.size(-1) > 0 ? args.q.size(-1) : 1;
@@ -103,15 +106,15 @@ Tensor run(const ExecutionContext &context, Args args, Tensor out, bool is_new) 
 
 Tensor attention(const ExecutionContext &context, const Tensor &q, const Tensor &k, const Tensor &v,
                  const std::optional<Tensor> &mask, const std::optional<Tensor> &kv_lens, bool causal,
-                 std::optional<double> scale, double softcap) {
-    const Args args = inputs(context, q, k, v, mask, kv_lens, causal, scale, softcap);
+                 std::optional<double> scale, double softcap, const std::optional<Tensor> &sinks) {
+    const Args args = inputs(context, q, k, v, mask, kv_lens, causal, scale, softcap, sinks);
     return run(context, args, empty_like(context, args.q), true);
 }
 
 Tensor attention_out(const ExecutionContext &context, const Tensor &q, const Tensor &k, const Tensor &v,
                      const std::optional<Tensor> &mask, const std::optional<Tensor> &kv_lens, bool causal,
-                     std::optional<double> scale, double softcap, Tensor out) {
-    return run(context, inputs(context, q, k, v, mask, kv_lens, causal, scale, softcap), out, false);
+                     std::optional<double> scale, double softcap, const std::optional<Tensor> &sinks, Tensor out) {
+    return run(context, inputs(context, q, k, v, mask, kv_lens, causal, scale, softcap, sinks), out, false);
 }
 
 } // namespace

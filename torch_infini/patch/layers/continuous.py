@@ -25,6 +25,7 @@ def continuous_attention_forward(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     cache: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -39,6 +40,7 @@ def continuous_attention_forward(
         scaling: Factor of the scores; None: 1 / sqrt(D).
         sliding_window: How many keys a query sees, its own included; None: all.
         softcap: The cap of the scores; None: none.
+        s_aux: [H], attention sinks; None: none.
         cache: transformers' PagedAttentionCache.
         kwargs: cu_seq_lens_q and cu_seq_lens_k, and what the cache reads.
 
@@ -59,13 +61,15 @@ def continuous_attention_forward(
     if columns < q.shape[-1]:
         v = nn.functional.pad(v, (0, q.shape[-1] - columns))
     y = q.new_zeros(q.shape)
+    sinks = None if s_aux is None else s_aux.to(q.dtype)
     q_ends, k_ends = (kwargs[name].tolist() for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     scale = q.shape[-1] ** -0.5 if scaling is None else float(scaling)
     for begin, end, first, last in zip(q_ends, q_ends[1:], k_ends, k_ends[1:], strict=False):
         if end > begin:
             mask = window_mask(end - begin, last - first, sliding_window)
             part = q[:, begin:end], k[:, first:last], v[:, first:last]
-            y[:, begin:end] = torch.ops.infini.attention.default(*part, mask, None, True, scale, softcap or 0.0)
+            terms = mask, None, True, scale, softcap or 0.0, sinks
+            y[:, begin:end] = torch.ops.infini.attention.default(*part, *terms)
     return y[..., :columns], None
 
 
@@ -84,6 +88,5 @@ def continuous_name(model: PreTrainedModel, otherwise: str) -> str:
     except ImportError:  # of another release
         return otherwise
     accepted = is_flash_attention_requested(requested_attention_implementation=CONTINUOUS_NAME)
-    # Reading the lengths would wait for a GPU at every layer; sinks are no argument of infini::attention.
-    served = model.device.type == "cpu" and not any(hasattr(module, "sinks") for module in model.modules())
-    return CONTINUOUS_NAME if accepted and served else otherwise
+    # Reading the lengths would wait for a GPU at every layer.
+    return CONTINUOUS_NAME if accepted and model.device.type == "cpu" else otherwise

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import flash_attention_mask, sdpa_mask
 
-from ..checks.conditions import carries_tangents, has_kernels
+from ..checks.conditions import carries_tangents, dense_last, has_kernels
 from .continuous import CONTINUOUS_NAME, continuous_attention_forward
 from .paged import PAGED_NAME, paged_attention_forward
 
@@ -23,24 +23,43 @@ attention = torch.ops.infini.attention.default
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, softcap: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Compute attention over [B, S, H, D], interpreting a missing mask as transformers does.
 
     The mask function omits the mask where it is plainly causal: S = 1 (all keys are visible), T = S, or the first
     tokens of a static cache, whose buffer is longer than its contents: the keys of this call are its first S.
-    Any other mask includes causality. Values that are narrower than keys, as those of multi-head latent attention, get
-    columns of zeros: the kernel has one width (a copy of them; SDPA takes 1.1 to 7.8 times as long, docs/patching.md).
+    Any other mask includes causality. `bias`, broadcastable to [B, H, S, T], joins the scores, as that of relative
+    positions in T5. Values that are narrower than keys, as those of multi-head latent attention, get columns of zeros:
+    the kernel has one width (a copy of them; SDPA takes 1.1 to 7.8 times as long, docs/patching.md).
     """
     if v.shape[-1] < k.shape[-1]:
         wide = nn.functional.pad(v, (0, k.shape[-1] - v.shape[-1]))
-        return attend(q, k, wide, mask, scale, causal, softcap)[..., : v.shape[-1]]
+        return attend(q, k, wide, mask, scale, causal, softcap, sinks, bias)[..., : v.shape[-1]]
+    q, k, v = dense_last(q), dense_last(k), dense_last(v)
+    sinks = None if sinks is None else sinks.to(q.dtype)
     if mask is not None:
-        return attention(q, k, v, mask, None, False, scale, softcap)
+        return attention(q, k, v, joined(mask, bias), None, False, scale, softcap, sinks)
     length = q.shape[1]
     if causal and 1 < length < k.shape[1]:
         k, v = k[:, :length], v[:, :length]
-    return attention(q, k, v, None, None, causal, scale, softcap)
+        bias = None if bias is None else bias[..., :length]
+    return attention(q, k, v, bias, None, causal, scale, softcap, sinks)
+
+
+def joined(mask: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the mask that adds the bias where the given one lets keys through."""
+    if bias is None:
+        return mask
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else mask + bias
 
 
 def attention_with_weights(
@@ -53,18 +72,22 @@ def attention_with_weights(
     dropout: float,
     softcap: float,
     sinks: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention over [B, H, S, D] in plain torch and return the weights, which the kernel never stores.
 
-    `sinks` [H] are scores that take part in each head's softmax and have no value.
+    `sinks` [H] are scores that take part in each head's softmax and have no value; `bias` joins the scores.
     """
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
     if mask is None and causal and length > 1:
         k, v = k[:, :, :length], v[:, :, :length]
+        bias = None if bias is None else bias[..., :length]
         mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * scale
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = scores + bias
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(q.dtype).min) if mask.dtype == torch.bool else scores + mask
     if sinks is not None:
@@ -83,30 +106,33 @@ def attention_forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention function that transformers calls where config._attn_implementation is "infini".
 
     The kernel has no backward, dropout or autocast. Such calls use SDPA, which takes the same masks, or plain torch
-    where the scores have a softcap, which SDPA lacks.
+    where the scores have a softcap or sinks (`s_aux`, [H]), which SDPA lacks.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if kwargs.get("s_aux") is not None:
-        raise ValueError("torch_infini: attention sinks (s_aux) are not supported: use attn_implementation='eager'.")
     softcap = kwargs.get("softcap") or 0.0
-    wants_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    more = any(kwargs.get(name) is not None for name in ("position_bias", "cache"))
-    fallback = wants_grad or more or dropout or not has_kernels(query)
+    inputs = (query, key, value, s_aux, position_bias)
+    wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    fallback = wants_grad or kwargs.get("cache") is not None or dropout or not has_kernels(query)
     # SDPA has no forward-mode derivative on the CPU.
-    if kwargs.get("output_attentions") or (softcap and fallback) or carries_tangents():
-        return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout, softcap)
+    written_out = fallback and (softcap or s_aux is not None)
+    if kwargs.get("output_attentions") or written_out or carries_tangents():
+        terms = scale, causal, dropout, softcap, s_aux, position_bias
+        return attention_with_weights(query, key, value, attention_mask, *terms)
     if fallback:
+        kwargs["position_bias"] = position_bias
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal=is_causal, **kwargs
         )
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    return attend(query, key, value, attention_mask, scale, causal, softcap), None
+    return attend(query, key, value, attention_mask, scale, causal, softcap, s_aux, position_bias), None
 
 
 def register() -> None:

@@ -22,10 +22,6 @@ def calls_interface(module: nn.Module) -> bool:
 
 def missing_feature(module: nn.Module) -> str:
     """Return what the module has that infini::attention lacks; empty if nothing is known."""
-    if "sinks" in module._parameters:
-        return "it has attention sinks"
-    if "has_relative_attention_bias" in vars(module):
-        return "it adds a bias of relative positions to the scores"
     values, keys = vars(module).get("v_head_dim"), vars(module).get("qk_head_dim")
     if values is not None and keys is not None and values > keys:
         return "its values are wider than its keys"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from ..layers.interface import IMPLEMENTATION, attend, attention_with_weights
+from ..layers.interface import IMPLEMENTATION, attend
 from ..layers.paged import CURRENT, AttentionBackend, ScoreTerms, paged_attention_forward
 
 _RECORDING_NAME = "infini_recording"
@@ -141,7 +141,7 @@ class _RecordingBackend:
             raise Unserved("its attention has a mask that is not of transformers' mask functions")
         sizes = k.shape[2], k.shape[3], v.shape[3]
         self.sites[module] = Site(len(self.sites), *sizes, k.dtype, window, scores)
-        return plain_attention(q, k, v, mask, scores)
+        return attend(q, k, v, mask, scores.scale, scores.causal, scores.softcap, scores.sinks)
 
     def attend_fused(self, *args: Any) -> Tensor:
         raise AssertionError("fuses is False")
@@ -151,15 +151,6 @@ def _recording_mask(**kwargs: Any) -> Tensor | None:
     backend = CURRENT.backend
     assert isinstance(backend, _RecordingBackend), "the name is set by find_sites alone"
     return backend.mask(**kwargs)
-
-
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: ScoreTerms) -> Tensor:
-    """Compute attention of [B, S, H, D] to [B, S, Hkv, D] by infini::attention or, where it cannot, by torch."""
-    if scores.sinks is None and v.shape == k.shape:
-        return attend(q, k, v, mask, scores.scale, scores.causal, scores.softcap)
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    y, _ = attention_with_weights(q, k, v, mask, scores.scale, scores.causal, 0.0, scores.softcap, scores.sinks)
-    return y
 
 
 def configs_of(model: nn.Module) -> list[Any]:

@@ -32,6 +32,7 @@ def reference(
     causal: bool = True,
     scale: float | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     group = q.shape[2] // k.shape[2]
     q64 = q.double().transpose(1, 2)
@@ -45,7 +46,10 @@ def reference(
     elif mask is not None:
         scores = scores + mask.double()
     scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
     probabilities = scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+    probabilities = probabilities[..., : k.shape[1]]
     return (probabilities @ v64.masked_fill(~visible.any(2)[..., None], 0)).transpose(1, 2)
 
 
@@ -58,10 +62,11 @@ def peer(
     causal: bool = True,
     scale: float | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Call torch's SDPA on transposed views, with is_causal or without a mask where that is equivalent.
 
-    SDPA has no soft cap: with one, compute Gemma 2's own attention in transformers, written out.
+    SDPA has no soft cap and no sinks: with these, compute what Gemma 2 and gpt-oss do in transformers, written out.
     """
     queries, keys = q.shape[1], k.shape[1]
     square = causal and mask is None and kv_lens is None and queries == keys
@@ -73,10 +78,10 @@ def peer(
             mask = mask.masked_fill(~visible, -torch.inf)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    if softcap:
+    if softcap or sinks is not None:
         if square:
             mask = visible_keys(q, k, None, True)
-        return capped(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap)
+        return written_out(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, sinks)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, is_causal=square and queries > 1, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -84,15 +89,22 @@ def peer(
     return out.transpose(1, 2)
 
 
-def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
-    """Compute attention with a soft cap in plain torch: scores and probabilities are stored in q's dtype."""
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """Compute attention in plain torch: scores and probabilities are stored in q's dtype."""
     groups = q.shape[2] // k.shape[2]
     q = q.transpose(1, 2)
     k, v = (t.transpose(1, 2).repeat_interleave(groups, 1) for t in (k, v))
-    scores = torch.tanh(q @ k.transpose(-1, -2) * scale / softcap) * softcap
+    scores = q @ k.transpose(-1, -2) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return (scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v).transpose(1, 2)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
+    probabilities = scores.softmax(-1, dtype=torch.float32).to(q.dtype)[..., : k.shape[2]]
+    return (probabilities @ v).transpose(1, 2)
 
 
 def attention_inputs(
@@ -175,6 +187,18 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("softcap far above the scores", make(1, 4, 40, 2, 2, 64), {"softcap": 1e6})
     yield Sample("smallest softcap", make(1, 4, 40, 2, 2, 64), {"softcap": 1e-300})
 
+    def sinks_of(heads: int) -> Tensor:
+        """Below all scores, among them, above all, and without effect; with a stride."""
+        values = torch.tensor([1.0, -9.0, 20.0, -torch.inf, 4.0])
+        return values[torch.arange(2 * heads) // 2 % 5].to(dtype)[::2]
+
+    yield Sample("sinks", make(2, 9, 9, 4, 4, 64), {"sinks": sinks_of(4)})
+    yield Sample("sinks, grouped heads, many rows", make(1, 150, 150, 8, 2, 64), {"sinks": sinks_of(8)})
+    yield Sample("sinks, long decode", make(1, 1, 2300, 8, 1, 64), {"sinks": sinks_of(8)})
+    yield Sample("sinks, softcap, not causal", make(1, 33, 70, 5, 1, 40), cap | {"sinks": sinks_of(5), "causal": False})
+    yield Sample("sinks, fully masked row", (q, k, v), {"mask": rows, "sinks": sinks_of(4)})
+    yield Sample("sinks, more queries than keys", make(1, 12, 5, 2, 2, 16), {"sinks": sinks_of(2)})
+    yield Sample("sinks, no keys", make(2, 3, 0, 2, 1, 16), {"sinks": sinks_of(2)})
     yield Sample("no queries", make(2, 0, 5, 2, 1, 16))
     yield Sample("no keys", make(2, 3, 0, 2, 1, 16))
     yield Sample("no sequences", make(0, 3, 3, 2, 1, 16))
@@ -265,6 +289,17 @@ def errors() -> Iterator[ErrorCase]:
         op + "kv_lens must be 0 to 8, the number of keys in k, got -1 at position 0",
         of_values=True,
     )
+    of_sinks = {"sinks": torch.ones(6).half()}
+    yield ErrorCase("sinks dtype", (q, k, v), op + "sinks must have the dtype of q, float32, got float16", of_sinks)
+    for shape in ([5], [6, 1]):
+        rule = f"sinks must have shape [6] to match the heads of q, got {shape}"
+        yield ErrorCase(f"sinks {shape}", (q, k, v), op + rule, {"sinks": torch.ones(shape)})
+    yield ErrorCase(
+        "out is a part of the sinks",
+        (q[:1, :1], k[:1], v[:1]),
+        op + "out must share no memory with sinks, got one whose span of memory overlaps it",
+        {"sinks": (memory := torch.zeros(1, 1, 6, 16)).view(-1)[:6], "out": memory},
+    )
     yield ErrorCase("meta k", (q, k.to("meta"), v), op + "k must be on the device of q, cpu, got meta")
     yield ErrorCase(
         "out shape",
@@ -308,6 +343,7 @@ def cost(
     causal: bool = True,
     scale: float | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Cost:
     batch, queries, heads, size = q.shape
     lens = [k.shape[1]] * batch if kv_lens is None else kv_lens.tolist()
@@ -348,7 +384,7 @@ INFO = OpInfo(
 
 
 # infiniopAttention runs this kernel on a cache into which it first writes the new tokens' keys and values.
-FIXED = {"mask": None, "kv_lens": None, "causal": True, "scale": None, "softcap": 0.0}
+FIXED = {"mask": None, "kv_lens": None, "causal": True, "scale": None, "softcap": 0.0, "sinks": None}
 
 
 def to_c(args: Arguments) -> Arguments | None:
