@@ -1,4 +1,4 @@
-"""transformers' generate_batch on patched models: tokens of its own best attention, for four families; limits."""
+"""transformers' generate_batch on patched models: tokens of its own best attention, for five families."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch_infini.testing.checkpoints import random_model
 
 transformers: Any = pytest.importorskip("transformers")
 from torch_infini.patch.layers import continuous  # noqa: E402  # it imports transformers
-from torch_infini.patch.layers.continuous import continuous_name, window_mask  # noqa: E402
+from torch_infini.patch.layers.continuous import window_mask  # noqa: E402
+from torch_infini.testing.causal_types import build  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_graphs_left")
 PROMPTS = [[3, 4, 5, 6], [7, 8, 9] * 20, [3, 4, 5, 6, 7, 8], list(range(10, 90)), [3, 4, 5, 6] * 6]
@@ -50,7 +51,18 @@ def gemma2() -> Any:
     return transformers.Gemma2ForCausalLM(config).eval()
 
 
-FAMILIES = {"llama": lambda: random_model("llama"), "qwen3": lambda: random_model("qwen3"), "gemma3": gemma3}
+def with_sinks() -> Any:
+    torch.manual_seed(0)
+    return build("granite_swa")
+
+
+FAMILIES = {
+    "llama": lambda: random_model("llama"),
+    "qwen3": lambda: random_model("qwen3"),
+    "gemma3": gemma3,
+    "gemma2": gemma2,
+    "granite_swa": with_sinks,
+}
 
 
 def run(model: Any, max_batch_tokens: int = 64) -> list[list[int]]:
@@ -63,7 +75,7 @@ def run(model: Any, max_batch_tokens: int = 64) -> list[list[int]]:
 
 
 @pytest.mark.full(beyond=1)
-@pytest.mark.parametrize("name", [*FAMILIES, "gemma2"])
+@pytest.mark.parametrize("name", list(FAMILIES))
 def test_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in pieces and decode steps of five sequences; the attention is ours in every layer and step."""
     calls = []  # CallCounter sees this thread alone, and transformers' manager has its own
@@ -73,7 +85,7 @@ def test_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return window_mask(*sizes)
 
     monkeypatch.setattr(continuous, "window_mask", counting)
-    model = gemma2() if name == "gemma2" else FAMILIES[name]().eval()
+    model = FAMILIES[name]().eval()
     before = model.config._attn_implementation
     want = run(model)
     assert [len(tokens) for tokens in want] == [NEW] * len(PROMPTS)
@@ -123,11 +135,3 @@ def test_elsewhere() -> None:
                 torch.zeros(1, 3, 64), position_embeddings=(torch.ones(1, 3, 16), torch.zeros(1, 3, 16)), cache=None
             )
         model.config._attn_implementation = "infini"
-
-
-def test_which_models() -> None:
-    """Sinks are no argument of infini::attention: such a model keeps its own implementation."""
-    model = random_model("llama").eval()
-    assert continuous_name(model, "sdpa") == "infini_flash"
-    model.model.layers[1].self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
-    assert continuous_name(model, "sdpa") == "sdpa"
