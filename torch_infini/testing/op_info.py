@@ -27,12 +27,14 @@ class Sample:
     """The arguments of one call, made for a dtype; `name` says in test ids what is special about them.
 
     contiguous: the arguments that must be contiguous in this call, besides those of OpSpec.contiguous.
+    as_laid_out: the arguments that keep their strides in tests of layouts, because the order of sums depends on them.
     """
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
     contiguous: Sequence[str] = ()
+    as_laid_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

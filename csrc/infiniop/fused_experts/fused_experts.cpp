@@ -1,5 +1,5 @@
 // The rules of fused_experts, and its kernel on the CPU: tokens are sorted by expert, and each expert's are multiplied
-// by the kernels of linear or of its quantized kinds.
+// by the kernels of linear, of gemm, or of linear's quantized kinds.
 // Limit: for few tokens the memory bandwidth of the chosen experts' weights, for many the multiply-add units.
 #include "fused_experts.h"
 
@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "check.h"
-#include "elementwise/elementwise.h"
+#include "gemm/gemm.h"
+#include "gemm/library.h"
 #include "indices.h"
 #include "linear/linear.h"
+#include "linear_blocks/linear_blocks.h"
 #include "linear_group8/linear_group8.h"
 #include "linear_table4/linear_table4.h"
 
@@ -25,11 +27,12 @@ constexpr Checker kRule("fused_experts");
 // So many tokens are computed at a time: results of up to k experts are held for each.
 constexpr int64_t kMaxTokens = 1024;
 
-// Memory aligned to cache lines.
+constexpr int64_t kAlignment = 256; // as linear_blocks wants its workspace
+
 class Buffer {
 public:
-    explicit Buffer(int64_t bytes) : data_(::operator new(static_cast<size_t>(bytes), std::align_val_t{64})) {}
-    ~Buffer() { ::operator delete(data_, std::align_val_t{64}); }
+    explicit Buffer(int64_t bytes) : data_(::operator new(static_cast<size_t>(bytes), std::align_val_t{kAlignment})) {}
+    ~Buffer() { ::operator delete(data_, std::align_val_t{kAlignment}); }
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;
     char *get() const { return static_cast<char *>(data_); }
@@ -66,8 +69,29 @@ TensorView select(const TensorView &all, int64_t i) {
     return view;
 }
 
-bool is_dense(const TensorView &scales) {
-    return scales.dtype == INFINI_DTYPE_INVALID;
+bool given(const TensorView &optional) {
+    return optional.dtype != INFINI_DTYPE_INVALID;
+}
+
+// The rows of an expert's weight.
+int64_t rows_of(const Weights &weights) {
+    return (given(weights.scales) ? weights.scales : weights.data).size(1);
+}
+
+// The columns between the two products.
+int64_t inner_of(const Args &args) {
+    return rows_of(args.gate_up) / 2;
+}
+
+// How weights are stored: dense by rows or by columns, or quantized.
+enum class Form { kRows, kColumns, kPanels, kBlocks };
+
+Form form_of(const Weights &weights) {
+    const TensorView &data = weights.data;
+    return given(weights.scales)                        ? Form::kPanels
+           : weights.kind != nullptr                    ? Form::kBlocks
+           : data.size(-1) <= 1 || data.stride(-1) == 1 ? Form::kRows
+                                                        : Form::kColumns;
 }
 
 // The op that multiplies by weights in panels, whose blocks have this size; null for another size.
@@ -80,44 +104,85 @@ const panels::Op *op_of(int64_t block_bytes) {
     return nullptr;
 }
 
-// y = x @ weights[expert]^T
-void multiply(const ExecutionContext &context, const TensorView &x, const TensorView &weights, const TensorView &scales,
-              int64_t expert, const TensorView &y) {
-    if (is_dense(scales)) {
+// y = x @ weight^T + bias for a weight [n, k] of adjacent columns, which gemm reads in place. The bias is added before
+// the one rounding, as linear does.
+void multiply_columns(const ExecutionContext &context, const TensorView &x, const TensorView &weight,
+                      const TensorView &bias, const TensorView &y) {
+    if (y.numel() == 0) {
+        return;
+    }
+    gemm::Args args;
+    args.c = y;
+    args.a = x;
+    args.b = matrix(weight.data, weight.dtype, weight.shape[1], weight.shape[0], weight.strides[1]);
+    args.b.strides[1] = weight.strides[0];
+    if (gemm::library_takes(context, gemm::Products::kMatmul, args)) {
+        return gemm::multiply_by_library(context, args, bias);
+    }
+    if (given(bias)) {
+        for (int64_t row = 0; row < y.shape[0]; ++row) {
+            std::memcpy(element(y, row * y.strides[0]), bias.data, y.shape[1] * size_of(y.dtype));
+        }
+        args.beta = 1;
+    }
+    gemm::compute(context, args);
+}
+
+// y = x @ weights[expert]^T + bias[expert]. workspace: as workspace_size says.
+void multiply(const ExecutionContext &context, const TensorView &x, const Weights &weights, int64_t expert,
+              const TensorView &y, void *workspace) {
+    const TensorView data = select(weights.data, expert);
+    const TensorView bias = given(weights.bias) ? select(weights.bias, expert) : TensorView{};
+    switch (form_of(weights)) {
+    case Form::kRows: {
         linear::Args args;
         args.x = x;
-        args.weight[0] = select(weights, expert);
+        args.weight[0] = data;
+        args.bias[0] = bias;
         args.y = y;
         return linear::run(context, args);
     }
-    panels::Args args;
-    args.x = x;
-    args.weight = select(weights, expert);
-    args.scales = select(scales, expert);
-    args.y = y;
-    op_of(weights.size(-1))->run(context, args);
+    case Form::kColumns:
+        return multiply_columns(context, x, data, bias, y);
+    case Form::kPanels: {
+        panels::Args args;
+        args.x = x;
+        args.weight = data;
+        args.scales = select(weights.scales, expert);
+        args.bias = bias;
+        args.y = y;
+        return op_of(data.size(-1))->run(context, args);
+    }
+    case Form::kBlocks:
+        return linear_blocks::run(context, {y, x, data, bias, weights.kind, workspace});
+    }
 }
 
-// The columns between the two products.
-int64_t inner_of(const Args &args) {
-    return (is_dense(args.gate_up_scales) ? args.gate_up : args.gate_up_scales).size(1) / 2;
-}
-
-void gate(const ExecutionContext &context, int64_t activation, const TensorView &both, const TensorView &y) {
-    const int64_t inner = y.shape[1];
-    const TensorView first = matrix(both.data, both.dtype, y.shape[0], inner, both.strides[0]);
-    const TensorView second = matrix(element(both, inner), both.dtype, y.shape[0], inner, both.strides[0]);
-    const auto op =
-        activation == static_cast<int64_t>(Activation::kSwiglu) ? elementwise::Op::swiglu : elementwise::Op::geglu;
-    elementwise::run(context, {op, {y, second, first}}, {"fused_experts", {"out", "up", "gate"}, 2});
+// The bytes that multiply needs for so many rows of x.
+int64_t workspace_size(const ExecutionContext &context, const Args &args, int64_t rows) {
+    const infiniDtype_t dtype = args.x.dtype;
+    const int64_t hidden = args.x.size(1), inner = inner_of(args);
+    const auto size = [&](const Weights &weights, int64_t n, int64_t k) -> size_t {
+        if (form_of(weights) != Form::kBlocks) {
+            return 0;
+        }
+        linear_blocks::Args product;
+        product.y = matrix(nullptr, dtype, rows, n, n);
+        product.x = matrix(nullptr, dtype, rows, k, k);
+        product.weight = select(weights.data, 0);
+        product.kind = weights.kind;
+        return linear_blocks::workspace_size(context, product);
+    };
+    const size_t first = size(args.gate_up, 2 * inner, hidden), second = size(args.down, hidden, inner);
+    return static_cast<int64_t>(first > second ? first : second);
 }
 
 void check_indices(const Args &args) {
     const Indices index(args.index);
-    const int64_t experts = args.gate_up.size(0);
+    const int64_t experts = args.gate_up.data.size(0);
     if (experts == 0 && args.index.numel() > 0) {
         kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "gate_up", "have experts, for index has some",
-                   shape_of(args.gate_up));
+                   shape_of(args.gate_up.data));
     }
     for (int64_t t = 0; t < args.index.shape[0]; ++t) {
         for (int64_t j = 0; j < args.index.shape[1]; ++j) {
@@ -134,7 +199,7 @@ void check_indices(const Args &args) {
 // Tokens [first, first + tokens).
 void compute(const ExecutionContext &context, const Args &args, int64_t first, int64_t tokens) {
     const Indices index(args.index);
-    const int64_t experts = args.gate_up.size(0), inner = inner_of(args), hidden = args.x.size(1);
+    const int64_t experts = args.gate_up.data.size(0), inner = inner_of(args), hidden = args.x.size(1);
     const int64_t k = args.index.size(1), pairs = tokens * k;
     const auto expert_of = [&](int64_t pair) {
         return index.at((first + pair / k) * args.index.strides[0] + pair % k * args.index.strides[1]);
@@ -158,9 +223,11 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
     }
     const infiniDtype_t dtype = args.x.dtype;
     const auto size = static_cast<int64_t>(size_of(dtype));
-    const Buffer memory((pairs * hidden + most * (hidden + 3 * inner)) * size + 64);
+    const int64_t elements = ((pairs * hidden + most * (hidden + 3 * inner)) * size / kAlignment + 1) * kAlignment;
+    const Buffer memory(elements + workspace_size(context, args, most));
     char *const results = memory.get(), *const gathered = results + pairs * hidden * size;
     char *const both = gathered + most * hidden * size, *const gated = both + most * 2 * inner * size;
+    char *const workspace = memory.get() + elements;
     for (int64_t e = 0; e < experts; ++e) {
         const int64_t from = begin[static_cast<size_t>(e)], rows = begin[static_cast<size_t>(e) + 1] - from;
         if (rows == 0) {
@@ -178,10 +245,11 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
         }
         const TensorView gate_up = matrix(both, dtype, rows, 2 * inner, 2 * inner);
         const TensorView h = matrix(gated, dtype, rows, inner, inner);
-        multiply(context, x, args.gate_up, args.gate_up_scales, e, gate_up);
-        gate(context, args.activation, gate_up, h);
-        multiply(context, h, args.down, args.down_scales, e,
-                 matrix(results + from * hidden * size, dtype, rows, hidden, hidden));
+        multiply(context, x, args.gate_up, e, gate_up, workspace);
+        gate_kernel(context, {h, gate_up, static_cast<Activation>(args.activation), args.interleaved,
+                              static_cast<float>(args.alpha), static_cast<float>(args.limit)});
+        multiply(context, h, args.down, e, matrix(results + from * hidden * size, dtype, rows, hidden, hidden),
+                 workspace);
     }
     SumArgs sum{args.y, args.weights, results, row.data()};
     for (TensorView *view : {&sum.y, &sum.weights}) {
@@ -201,90 +269,125 @@ void run_on_cpu(const ExecutionContext &context, const Args &args) {
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu};
 
-void check_even(const char *name, const TensorView &view) {
-    if (view.size(1) % 2 != 0) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, name, "have an even second dimension, gate above up",
-                   shape_of(view));
-    }
-}
+// The names of the arguments that describe the weights of one product.
+struct Names {
+    const char *data, *scales, *bias, *quantized_by;
+    Reason rows;
+};
+constexpr Names kGateUp{"gate_up", "gate_up_scales", "gate_up_bias",
+                        "be given with gate_up_scales or gate_up_kind if it is uint8", "to match the rows of gate_up"},
+    kDown{"down", "down_scales", "down_bias", "be given with down_scales or down_kind if it is uint8",
+          "to match gate_up and x"};
 
-// Checks the scales of rows of all experts; returns the number of rows.
-int64_t check_scales(const char *name, const TensorView &scales) {
-    kRule.rank(name, scales, 2);
-    kRule.dtype(name, scales, {INFINI_DTYPE_F32});
-    kRule.dense_last(name, scales);
-    return scales.size(1);
-}
-
-// Checks weights in panels, of `rows` rows of k elements for each expert.
-void check_panels(const char *name, const TensorView &weights, int64_t experts, int64_t rows, int64_t k,
-                  const char *why) {
-    kRule.dtype(name, weights, {INFINI_DTYPE_U8});
-    const int64_t bytes = weights.size(3);
-    if (op_of(bytes) == nullptr) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, name,
-                   message("have blocks of ", linear_group8::kOp.block_bytes, " bytes (group8) or ",
-                           linear_table4::kOp.block_bytes, " (table4)"),
-                   std::to_string(bytes));
+// Checks all about weights but the number of rows where n < 0: that of gate_up, which is even.
+void check_weights(const Names &names, const Weights &weights, const TensorView &x, int64_t experts, int64_t n,
+                   int64_t k) {
+    const TensorView &data = weights.data;
+    const Form form = form_of(weights);
+    const bool is_first = n < 0;
+    const char *const why = is_first ? "to match the last dimension of x" : "to match gate_up and x";
+    if (form == Form::kPanels && weights.kind != nullptr) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, names.scales, "be None for weights in blocks", "a tensor");
     }
-    const auto up = [](int64_t value, int64_t step) { return value / step + (value % step != 0); };
-    kRule.shape(name, weights, {experts, up(rows, panels::kPanel), up(k, panels::kBlock), bytes}, why);
-    kRule.contiguous(name, weights);
+    if (form != Form::kPanels && form != Form::kBlocks && data.dtype == INFINI_DTYPE_U8) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, names.data, names.quantized_by, "neither");
+    }
+    if (form == Form::kPanels) {
+        const TensorView &scales = weights.scales;
+        kRule.rank(names.data, data, 4);
+        kRule.rank(names.scales, scales, 2);
+        kRule.dtype(names.scales, scales, {INFINI_DTYPE_F32});
+        kRule.dense_last(names.scales, scales);
+    } else {
+        kRule.rank(names.data, data, form == Form::kBlocks ? 4 : 3);
+    }
+    if (is_first) {
+        const TensorView &rows = form == Form::kPanels ? weights.scales : data;
+        experts = data.size(0);
+        n = rows.size(1);
+        if (n % 2 != 0) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, form == Form::kPanels ? names.scales : names.data,
+                       "have an even second dimension, gate and up", shape_of(rows));
+        }
+    }
+    if (form == Form::kPanels) {
+        kRule.shape(names.scales, weights.scales, {experts, n},
+                    is_first ? "to match the experts of gate_up" : "to match gate_up and x");
+        kRule.dtype(names.data, data, {INFINI_DTYPE_U8});
+        const int64_t bytes = data.size(3);
+        if (op_of(bytes) == nullptr) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, names.data,
+                       message("have blocks of ", linear_group8::kOp.block_bytes, " bytes (group8) or ",
+                               linear_table4::kOp.block_bytes, " (table4)"),
+                       std::to_string(bytes));
+        }
+        const auto up = [](int64_t value, int64_t step) { return value / step + (value % step != 0); };
+        kRule.shape(names.data, data, {experts, up(n, panels::kPanel), up(k, panels::kBlock), bytes},
+                    "to match gate_up_scales and x");
+        kRule.contiguous(names.data, data);
+    } else if (form == Form::kBlocks) {
+        const linear_blocks::Kind &kind = *weights.kind;
+        kRule.dtype(names.data, data, {INFINI_DTYPE_U8});
+        if (k % kind.elements != 0) {
+            kRule.fail(
+                INFINI_STATUS_BAD_TENSOR_SHAPE, names.data,
+                message("have rows of a multiple of ", kind.elements, " elements, for they are blocks of ", kind.name),
+                std::to_string(k));
+        }
+        kRule.shape(names.data, data, {experts, n, k / kind.elements, kind.bytes}, why);
+        if (data.numel() > 0 && (data.stride(3) != 1 || (data.size(2) > 1 && data.stride(2) != kind.bytes))) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_STRIDES, names.data,
+                       "have the blocks of a row adjacent (call .contiguous() on it)",
+                       message("strides ", strides_of(data)));
+        }
+    } else {
+        kRule.same_dtype(names.data, data, "x", x);
+        kRule.shape(names.data, data, {experts, n, k}, why);
+        gemm::check_layout(kRule, names.data, data);
+    }
+    if (given(weights.bias)) {
+        kRule.same_dtype(names.bias, weights.bias, "x", x);
+        kRule.shape(names.bias, weights.bias, {experts, n}, names.rows);
+        kRule.dense_last(names.bias, weights.bias);
+    }
 }
 
 } // namespace
 
 void check_inputs(const Args &args) {
-    const TensorView &x = args.x, &gate_up = args.gate_up, &down = args.down;
-    const bool dense = is_dense(args.gate_up_scales);
+    const TensorView &x = args.x;
     kRule.rank("x", x, 2);
     kRule.dtype("x", x, INFINI_FLOATS);
     kRule.dense_last("x", x);
-    if (dense != is_dense(args.down_scales)) {
-        kRule.fail(INFINI_STATUS_BAD_PARAM, dense ? "gate_up_scales" : "down_scales",
-                   message("be given with ", dense ? "down_scales" : "gate_up_scales"), "None");
-    }
-    if (dense) {
-        kRule.rank("gate_up", gate_up, 3);
-        kRule.same_dtype("gate_up", gate_up, "x", x);
-        check_even("gate_up", gate_up);
-        kRule.shape("gate_up", gate_up, {gate_up.size(0), gate_up.size(1), x.size(1)},
-                    "to match the last dimension of x");
-        kRule.dense_last("gate_up", gate_up);
-        kRule.rank("down", down, 3);
-        kRule.same_dtype("down", down, "x", x);
-        kRule.shape("down", down, {gate_up.size(0), x.size(1), gate_up.size(1) / 2}, "to match gate_up and x");
-        kRule.dense_last("down", down);
-    } else {
-        kRule.rank("gate_up", gate_up, 4);
-        const int64_t experts = gate_up.size(0), rows = check_scales("gate_up_scales", args.gate_up_scales);
-        check_even("gate_up_scales", args.gate_up_scales);
-        kRule.shape("gate_up_scales", args.gate_up_scales, {experts, rows}, "to match the experts of gate_up");
-        check_panels("gate_up", gate_up, experts, rows, x.size(1), "to match gate_up_scales and x");
-        check_scales("down_scales", args.down_scales);
-        kRule.shape("down_scales", args.down_scales, {experts, x.size(1)}, "to match gate_up and x");
-        kRule.rank("down", down, 4);
-        check_panels("down", down, experts, x.size(1), rows / 2, "to match gate_up_scales and x");
-    }
+    check_weights(kGateUp, args.gate_up, x, -1, -1, x.size(1));
+    check_weights(kDown, args.down, x, args.gate_up.data.size(0), x.size(1), inner_of(args));
     kRule.rank("index", args.index, 2);
     kRule.dtype("index", args.index, INFINI_INDICES);
     kRule.shape("index", args.index, {x.size(0), args.index.size(1)}, "to match the rows of x");
     kRule.same_dtype_or_float32("weights", args.weights, "x", x);
     kRule.same_shape("weights", args.weights, "index", args.index);
     if (args.activation < 0 || args.activation >= kActivations) {
-        kRule.fail(INFINI_STATUS_BAD_PARAM, "activation", "be 0 (swiglu) or 1 (geglu)",
-                   std::to_string(args.activation));
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "activation",
+                   "be 0 (swiglu), 1 (geglu), 2 (swiglu_oai) or 3 (swiglu_clamped)", std::to_string(args.activation));
+    }
+    if (!(args.limit >= 0)) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "limit", "be at least 0", message(args.limit));
     }
 }
 
 void check_output(const Args &args) {
     kRule.rows_of_x("out", args.y, args.x, args.x.size(1), "that of x");
-    kRule.no_overlap("out", args.y, "gate_up", args.gate_up);
-    kRule.no_overlap("out", args.y, "down", args.down);
-    if (!is_dense(args.gate_up_scales)) {
-        kRule.no_overlap("out", args.y, "gate_up_scales", args.gate_up_scales);
-        kRule.no_overlap("out", args.y, "down_scales", args.down_scales);
-    }
+    const auto check = [&](const Names &names, const Weights &weights) {
+        kRule.no_overlap("out", args.y, names.data, weights.data);
+        if (given(weights.scales)) {
+            kRule.no_overlap("out", args.y, names.scales, weights.scales);
+        }
+        if (given(weights.bias)) {
+            kRule.no_overlap("out", args.y, names.bias, weights.bias);
+        }
+    };
+    check(kGateUp, args.gate_up);
+    check(kDown, args.down);
     kRule.no_overlap("out", args.y, "index", args.index);
     kRule.no_overlap("out", args.y, "weights", args.weights);
 }

@@ -1,32 +1,49 @@
 // fused_experts: the gated MLPs of a mixture of experts. For token t and its chosen experts e = index[t, j]
-//     y[t] = sum over j of weights[t, j] * (act(x[t] @ gate[e]^T) * (x[t] @ up[e]^T)) @ down[e]^T,
-// where gate_up[e] is gate[e] above up[e]. A step reads the experts that were chosen, each once.
-// Products are those of linear, or of linear_group8 and linear_table4 for weights in panels, with their bits for a row;
-// gate, up, their gated product and each expert's result are rounded to the dtype of x, and the sum over j is taken in
-// float, in order, and rounded once.
+//     y[t] = sum over j of weights[t, j] * (act(x[t] @ gate[e]^T, x[t] @ up[e]^T) @ down[e]^T),
+// where gate_up[e] is gate[e] above up[e], or their rows alternate; each product plus its bias, if there is one. A step
+// reads the experts that were chosen, each once.
+// Products are those of linear, of gemm for weights of adjacent columns, or of linear_group8, linear_table4 and
+// linear_blocks for quantized weights, with their bits for a row; gate, up, their gated product and each expert's result
+// are rounded to the dtype of x, and the sum over j is taken in float, in order, and rounded once.
 #pragma once
 
 #include "cpu_capability.h"
 #include "kernel_table.h"
+#include "linear_blocks/kinds.h"
 #include "tensor_view.h"
 
 namespace infini::fused_experts {
 
-enum class Activation : int { kSwiglu, kGeglu }; // silu, gelu by tanh
-constexpr int64_t kActivations = 2;
+// act(gate, up), with g = min(gate, limit) and u = up clamped to +-limit:
+enum class Activation : int {
+    kSwiglu,       // silu(gate) * up
+    kGeglu,        // gelu by tanh (gate) * up
+    kSwigluOai,    // g * sigmoid(alpha * g) * (u + 1)
+    kSwigluClamped // silu(g) * u
+};
+constexpr int64_t kActivations = 4;
+
+// The weights of one product, for all experts: n rows, multiplied by rows of k elements.
+//   dense:     data [experts, n, k] in the dtype of x; stride 1 in one of the last two dimensions, any other strides
+//   in panels: data [experts, panels, blocks, bytes] uint8, contiguous (panel_weights.h), with scales
+//   in blocks: data [experts, n, k / elements, bytes] uint8, the blocks of a row adjacent (linear_blocks.h), with kind
+struct Weights {
+    TensorView data;
+    TensorView scales; // [experts, n] float32; dtype == INFINI_DTYPE_INVALID: not in panels
+    TensorView bias;   // [experts, n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
+    const linear_blocks::Kind *kind = nullptr;
+};
 
 struct Args {
     TensorView y;       // [tokens, hidden], the dtype of x
     TensorView x;       // [tokens, hidden]
-    TensorView gate_up; // [experts, 2 * inner, hidden], the dtype of x; any outer strides
-    TensorView down;    // [experts, hidden, inner], likewise
+    Weights gate_up;    // n = 2 * inner, k = hidden
+    Weights down;       // n = hidden, k = inner
     TensorView index;   // [tokens, k] int64 or int32: experts
     TensorView weights; // [tokens, k], the dtype of x or float32
     int64_t activation = 0;
-    // Of weights in panels (panel_weights.h), which are [experts, panels, blocks, bytes] uint8, contiguous: the scales
-    // of their rows, float32, any outer strides. dtype == INFINI_DTYPE_INVALID: the weights are dense.
-    TensorView gate_up_scales; // [experts, 2 * inner]
-    TensorView down_scales;    // [experts, hidden]
+    bool interleaved = false; // gate is the even rows of gate_up, up the odd ones
+    double alpha = 1, limit = 0;
 };
 
 // Check the arguments: the inputs, which determine the shape of y; then y too.
@@ -37,6 +54,17 @@ void check_output(const Args &args);
 void run(const ExecutionContext &context, const Args &args);
 
 extern KernelTable<Args> kernels;
+
+// y[i] = act(gate[i], up[i]).
+struct GateArgs {
+    TensorView y;    // [rows, inner], contiguous
+    TensorView both; // [rows, 2 * inner], contiguous, the dtype of y
+    Activation activation;
+    bool interleaved;
+    float alpha, limit;
+};
+
+INFINI_CPU_KERNEL(gate_kernel, GateArgs)
 
 // y[t] = the sum over j of weights[t, j] * results[row[t * k + j]].
 struct SumArgs {

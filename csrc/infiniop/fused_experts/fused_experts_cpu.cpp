@@ -1,11 +1,83 @@
-// The CPU kernel of fused_experts' last step: the weighted sum of each token's experts, in float.
-// Limit: memory bandwidth of the experts' results, read once.
+// The CPU kernels of fused_experts between and after its products: the activation of gate and up, and the weighted sum
+// of each token's experts, in float.
+// Limit: memory bandwidth of gate and up and of the experts' results, each read once.
 #include "fused_experts.h"
 #include "parallel.h"
 #include "vec.h"
 
+#include "elementwise/log_odds.h"
+
+#define INFINI_FORMULA inline
+#include "elementwise/formulas.h"
+
+#include <utility>
+
 namespace infini::INFINI_LEVEL {
 namespace {
+
+using fused_experts::Activation;
+
+struct Pair {
+    VecF gate, up;
+};
+
+template <int... kLane> Pair even_and_odd(VecF a, VecF b, std::integer_sequence<int, kLane...>) {
+    return {__builtin_shufflevector(a, b, (2 * kLane)...), __builtin_shufflevector(a, b, (2 * kLane + 1)...)};
+}
+
+// Lanes i on of gate and up in a row of `both`.
+template <typename T, typename Lanes>
+Pair load_gate_up(const T *both, int64_t inner, bool interleaved, int64_t i, Lanes lanes) {
+    if (!interleaved) {
+        return {load_at(both, i, lanes), load_at(both + inner, i, lanes)};
+    }
+    VecF first, second{};
+    if constexpr (std::is_same_v<Lanes, Full>) {
+        first = load(both + 2 * i);
+        second = load(both + 2 * i + kLanes);
+    } else {
+        const int pairs = 2 * lanes;
+        first = pairs < kLanes ? load(both + 2 * i, pairs) : load(both + 2 * i);
+        if (pairs > kLanes) {
+            second = load(both + 2 * i + kLanes, pairs - kLanes);
+        }
+    }
+    return even_and_odd(first, second, std::make_integer_sequence<int, kLanes>{});
+}
+
+template <typename T, typename Formula> void gate_rows(const fused_experts::GateArgs &a, const Formula &formula) {
+    const int64_t inner = a.y.size(1), rows = a.y.size(0);
+    parallel_for(rows, rows * inner * 3 * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const auto *const both = a.both.as<const T>() + row * 2 * inner;
+            T *const y = a.y.as<T>() + row * inner;
+            for_each_vector(inner, [&](int64_t i, auto lanes) {
+                const Pair pair = load_gate_up(both, inner, a.interleaved, i, lanes);
+                store_at(y, i, formula(pair.gate, pair.up), lanes);
+            });
+        }
+    });
+}
+
+template <typename T> void apply_gate(const fused_experts::GateArgs &a) {
+    const VecF alpha = splat(a.alpha), limit = splat(a.limit);
+    // min and max return their second argument if either is NaN: NaN in gate or up stays.
+    const auto below = [&](VecF x) { return min(limit, x); };
+    const auto within = [&](VecF x) { return max(-limit, min(limit, x)); };
+    switch (a.activation) {
+    case Activation::kSwiglu:
+        return gate_rows<T>(a, [](VecF gate, VecF up) { return formula::swiglu::of<T>(up, gate); });
+    case Activation::kGeglu:
+        return gate_rows<T>(a, [](VecF gate, VecF up) { return formula::geglu::of<T>(up, gate); });
+    case Activation::kSwigluOai:
+        return gate_rows<T>(a, [&](VecF gate, VecF up) {
+            const VecF g = below(gate);
+            return quotient_for<T>(g, 1.0f + exp_for<T>(-alpha * g)) * (within(up) + 1.0f);
+        });
+    case Activation::kSwigluClamped:
+        return gate_rows<T>(a, [&](VecF gate, VecF up) { return formula::swiglu::of<T>(within(up), below(gate)); });
+    }
+}
 
 template <typename T> void sum_experts(const fused_experts::SumArgs &a) {
     const int64_t tokens = a.y.size(0), hidden = a.y.size(1), k = a.weights.size(1);
@@ -30,6 +102,11 @@ template <typename T> void sum_experts(const fused_experts::SumArgs &a) {
 
 } // namespace
 } // namespace infini::INFINI_LEVEL
+
+void infini::fused_experts::INFINI_LEVEL::gate_kernel(const GateArgs &args) {
+    using namespace infini::INFINI_LEVEL;
+    with_float_type(args.y.dtype, [&](auto type) { apply_gate<decltype(type)>(args); });
+}
 
 void infini::fused_experts::INFINI_LEVEL::sum_kernel(const SumArgs &args) {
     using namespace infini::INFINI_LEVEL;

@@ -10,26 +10,48 @@ namespace {
 
 constexpr Checker kRule("fused_experts");
 
+const linear_blocks::Kind *kind_of(const char *name, int64_t number) {
+    if (number < 0) {
+        return nullptr;
+    }
+    const linear_blocks::Kind *const kind = linear_blocks::find_kind(number);
+    if (kind == nullptr) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, name,
+                   message("be one of ", linear_blocks::known_kinds(), ", or -1 for weights that are not in blocks"),
+                   std::to_string(number));
+    }
+    return kind;
+}
+
+using Optional = std::optional<Tensor>;
+
 Args inputs(const ExecutionContext &context, const Tensor &x, const Tensor &gate_up, const Tensor &down,
-            const Tensor &index, const Tensor &weights, int64_t activation, const std::optional<Tensor> &gate_up_scales,
-            const std::optional<Tensor> &down_scales) {
+            const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
+            const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias, bool interleaved,
+            double alpha, double limit, int64_t gate_up_kind, int64_t down_kind) {
     Args args;
     args.x = view(context, kRule, "x", x);
-    args.gate_up = view(context, kRule, "gate_up", gate_up);
-    args.down = view(context, kRule, "down", down);
+    args.gate_up = {view(context, kRule, "gate_up", gate_up),
+                    optional_view(context, kRule, "gate_up_scales", gate_up_scales),
+                    optional_view(context, kRule, "gate_up_bias", gate_up_bias), kind_of("gate_up_kind", gate_up_kind)};
+    args.down = {view(context, kRule, "down", down), optional_view(context, kRule, "down_scales", down_scales),
+                 optional_view(context, kRule, "down_bias", down_bias), kind_of("down_kind", down_kind)};
     args.index = view(context, kRule, "index", index);
     args.weights = view(context, kRule, "weights", weights);
     args.activation = activation;
-    args.gate_up_scales = optional_view(context, kRule, "gate_up_scales", gate_up_scales);
-    args.down_scales = optional_view(context, kRule, "down_scales", down_scales);
+    args.interleaved = interleaved;
+    args.alpha = alpha;
+    args.limit = limit;
     check_inputs(args);
     return args;
 }
 
 Tensor fused_experts(const ExecutionContext &context, const Tensor &x, const Tensor &gate_up, const Tensor &down,
-                     const Tensor &index, const Tensor &weights, int64_t activation,
-                     const std::optional<Tensor> &gate_up_scales, const std::optional<Tensor> &down_scales) {
-    Args args = inputs(context, x, gate_up, down, index, weights, activation, gate_up_scales, down_scales);
+                     const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
+                     const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias,
+                     bool interleaved, double alpha, double limit, int64_t gate_up_kind, int64_t down_kind) {
+    Args args = inputs(context, x, gate_up, down, index, weights, activation, gate_up_scales, down_scales, gate_up_bias,
+                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind);
     Tensor y = empty_like(context, args.x);
     args.y = view(context, kRule, "out", y);
     run(context, args);
@@ -37,10 +59,12 @@ Tensor fused_experts(const ExecutionContext &context, const Tensor &x, const Ten
 }
 
 Tensor fused_experts_out(const ExecutionContext &context, const Tensor &x, const Tensor &gate_up, const Tensor &down,
-                         const Tensor &index, const Tensor &weights, int64_t activation,
-                         const std::optional<Tensor> &gate_up_scales, const std::optional<Tensor> &down_scales,
+                         const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
+                         const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias,
+                         bool interleaved, double alpha, double limit, int64_t gate_up_kind, int64_t down_kind,
                          Tensor out) {
-    Args args = inputs(context, x, gate_up, down, index, weights, activation, gate_up_scales, down_scales);
+    Args args = inputs(context, x, gate_up, down, index, weights, activation, gate_up_scales, down_scales, gate_up_bias,
+                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind);
     args.y = view(context, kRule, "out", out);
     check_output(args);
     run(context, args);

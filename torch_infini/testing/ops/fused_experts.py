@@ -10,26 +10,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops._blocks import KINDS
 from ...ops._panels import GROUP8, PANEL, TABLE4, Panels
-from ...ops.fused_experts import SPEC
+from ...ops.fused_experts import ACTIVATIONS, SPEC
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._of_arguments import of_arguments
 from .linear import inputs as linear_inputs
+from .linear_blocks import BY_NUMBER, random_weight
+from .linear_blocks import INFO as LINEAR_BLOCKS
 from .linear_group8 import INFO as LINEAR_GROUP8
 from .linear_table4 import INFO as LINEAR_TABLE4
 
-
-def activate(x: Tensor, activation: int) -> Tensor:
-    return torch.nn.functional.gelu(x, approximate="tanh") if activation else torch.nn.functional.silu(x)
+ACTIVATION_NAMES = list(ACTIVATIONS)
 
 
-def product(x: Tensor, weights: Tensor, scales: Tensor | None, e: int) -> Tensor:
-    """Return x @ weight^T of expert e, rounded to the dtype of x, as float64."""
-    if scales is None:
-        return (x.double() @ weights[e].double().t()).to(x.dtype).double()
-    info = LINEAR_GROUP8 if weights.shape[-1] == GROUP8.block_bytes else LINEAR_TABLE4
-    result: Tensor = info.reference(x, weights[e], scales[e])
-    return result
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one product, of all experts: dense, in panels, or in blocks."""
+
+    data: Tensor
+    scales: Tensor | None
+    bias: Tensor | None
+    kind: int
+
+    def product(self, x: Tensor, e: int) -> Tensor:
+        """Return x @ weight^T + bias of expert e, rounded to the dtype of x, as float64."""
+        bias = None if self.bias is None else self.bias[e]
+        if self.scales is not None:
+            info = LINEAR_GROUP8 if self.data.shape[-1] == GROUP8.block_bytes else LINEAR_TABLE4
+            y: Tensor = info.reference(x, self.data[e], self.scales[e], bias).double()
+        elif self.kind >= 0:
+            y = LINEAR_BLOCKS.reference(x, self.data[e], self.kind, bias)
+        else:
+            y = x.double() @ self.data[e].double().t() + (0 if bias is None else bias.double())
+        return y.to(x.dtype).double()
+
+    def linear(self, x: Tensor, e: int) -> Tensor:
+        """Return the same in the dtype of x, computed with a dense weight."""
+        return torch.nn.functional.linear(
+            x, self.dense(e, x.shape[1], x.dtype), None if self.bias is None else self.bias[e]
+        )
+
+    def dense(self, e: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """Return the weight of expert e."""
+        if self.scales is not None:
+            panels = GROUP8 if self.data.shape[-1] == GROUP8.block_bytes else TABLE4
+            return panels.dequantize(self.data[e], self.scales[e], columns, dtype)
+        return BY_NUMBER[self.kind].dequantize(self.data[e]).to(dtype) if self.kind >= 0 else self.data[e]
+
+    @property
+    def nbytes_of_one(self) -> int:
+        return nbytes(*(one[:1] for one in (self.data, self.scales, self.bias) if one is not None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +75,32 @@ class ExpertsCall:
     activation: int = 0
     gate_up_scales: Tensor | None = None
     down_scales: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    interleaved: bool = False
+    alpha: float = 1.702
+    limit: float = 7.0
+    gate_up_kind: int = -1
+    down_kind: int = -1
+
+    @property
+    def first(self) -> Weights:
+        return Weights(self.gate_up, self.gate_up_scales, self.gate_up_bias, self.gate_up_kind)
+
+    @property
+    def second(self) -> Weights:
+        return Weights(self.down, self.down_scales, self.down_bias, self.down_kind)
+
+    def activate(self, both: Tensor) -> Tensor:
+        """Return act(gate, up) of the results of the first product."""
+        gate, up = (both[..., ::2], both[..., 1::2]) if self.interleaved else both.chunk(2, -1)
+        if ACTIVATION_NAMES[self.activation] in ("swiglu_oai", "swiglu_clamped"):
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        if ACTIVATION_NAMES[self.activation] == "swiglu_oai":
+            return gate * torch.sigmoid(self.alpha * gate) * (up + 1)
+        if ACTIVATION_NAMES[self.activation] == "geglu":
+            return torch.nn.functional.gelu(gate, approximate="tanh") * up
+        return torch.nn.functional.silu(gate) * up
 
     @property
     def inner(self) -> int:
@@ -61,9 +118,8 @@ def reference(call: ExpertsCall) -> Tensor:
     x = call.x
     y = torch.zeros(x.shape, dtype=torch.float64)
     for e, tokens, places in call.chosen():
-        gate, up = product(x[tokens], call.gate_up, call.gate_up_scales, e).chunk(2, -1)
-        h = (activate(gate, call.activation) * up).to(x.dtype)
-        results = product(h, call.down, call.down_scales, e)
+        h = call.activate(call.first.product(x[tokens], e)).to(x.dtype)
+        results = call.second.product(h, e)
         y.index_add_(0, tokens, results * call.weights[tokens, places, None].double())
     return y
 
@@ -73,20 +129,9 @@ def peer(call: ExpertsCall) -> Tensor:
     x = call.x
     y = torch.zeros_like(x)
     for e, tokens, places in call.chosen():
-        gate_up = dense(call.gate_up, call.gate_up_scales, e, x.shape[1], x.dtype)
-        down = dense(call.down, call.down_scales, e, call.inner, x.dtype)
-        gate, up = torch.nn.functional.linear(x[tokens], gate_up).chunk(2, -1)
-        h = torch.nn.functional.linear(activate(gate, call.activation) * up, down)
+        h = call.second.linear(call.activate(call.first.linear(x[tokens], e)), e)
         y.index_add_(0, tokens, (h * call.weights[tokens, places, None]).to(x.dtype))
     return y
-
-
-def dense(weights: Tensor, scales: Tensor | None, e: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return the weight of expert e."""
-    if scales is None:
-        return weights[e]
-    panels = GROUP8 if weights.shape[-1] == GROUP8.block_bytes else TABLE4
-    return panels.dequantize(weights[e], scales[e], columns, dtype)
 
 
 def packed(panels: Panels, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,6 +178,33 @@ def inputs(
     return x, gate_up.view(experts, 2 * inner, hidden), down.view(experts, hidden, inner), order, weights
 
 
+def biases(dtype: torch.dtype, experts: int, inner: int, hidden: int) -> dict[str, Tensor]:
+    """Return biases, a quarter of the products' size: results stay near 1, as the tolerances have it."""
+    g = torch.Generator().manual_seed(experts)
+    made = {"gate_up_bias": (experts, 2 * inner), "down_bias": (experts, hidden)}
+    return {name: (torch.randn(shape, generator=g) / 4).to(dtype) for name, shape in made.items()}
+
+
+def in_blocks(dtype: torch.dtype, kinds: tuple[str, str], *sizes: int) -> Sample:
+    """Return a sample with weights in blocks of the kinds of gate_up and down; sizes: of inputs, from tokens on."""
+    tokens, hidden, inner, experts, k = sizes
+    x, _, _, index, weights = inputs(dtype, tokens, hidden, inner, experts, k)
+    first, second = (KINDS[name] for name in kinds)
+    gate_up = random_weight(first, experts * 2 * inner, hidden).unflatten(0, (experts, 2 * inner))
+    down = random_weight(second, experts * hidden, inner).unflatten(0, (experts, hidden))
+    named = biases(dtype, experts, inner, hidden) | {"limit": 1.0}
+    named |= {"gate_up_kind": first.number, "down_kind": second.number}
+    args = (x, gate_up.clone(), down.clone(), index, weights, ACTIVATIONS["swiglu_oai"])
+    return Sample(f"{kinds[0]} and {kinds[1]}, {sizes[0]} tokens", args, named, contiguous=("gate_up", "down"))
+
+
+def of_columns(dtype: torch.dtype, tokens: int, hidden: int, inner: int, experts: int, k: int) -> tuple[Tensor, ...]:
+    """Return the arguments of inputs with weights of adjacent columns: transposed views."""
+    x, gate_up, down, index, weights = inputs(dtype, tokens, hidden, inner, experts, k)
+    gate_up, down = (w.transpose(1, 2).contiguous().transpose(1, 2) for w in (gate_up, down))
+    return x, gate_up, down, index, weights
+
+
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
     for tokens in (1, 2, 3, 9, 40):
         yield Sample(f"{tokens} tokens", inputs(dtype, tokens, 96, 48, 8, 2))
@@ -152,6 +224,32 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("several threads", inputs(dtype, 2, 512, 300, 4, 2))
     yield Sample("more tokens than are computed at once", inputs(dtype, 1030, 8, 4, 3, 1))
 
+    oai = ACTIVATIONS["swiglu_oai"]
+    few = inputs(dtype, 6, 64, 32, 4, 2)
+    yield Sample("swiglu_oai", (*few, oai), {"limit": 0.5})
+    yield Sample("swiglu_oai without limit", (*few, oai), {"limit": float("inf"), "alpha": 0.5})
+    yield Sample("swiglu_clamped", (*few, ACTIVATIONS["swiglu_clamped"]), {"limit": 0.5})
+    yield Sample("interleaved", few, {"interleaved": True})
+    both = biases(dtype, 4, 32, 64)
+    yield Sample("down_bias alone", few, {"down_bias": both["down_bias"]})
+    # Rows that are adjacent again would be multiplied by linear, whose sums have another order.
+    kept = ("gate_up", "down")
+    x, gate_up, down, index, weights = of_columns(dtype, 6, 64, 32, 4, 2)
+    yield Sample("columns", (x, gate_up, down, index, weights), as_laid_out=kept)
+    yield Sample("gate_up of columns, down of rows", (x, gate_up, few[2], index, weights), both, as_laid_out=kept)
+    for tokens, hidden, inner in ((1, 32, 16), (3, 33, 1), (9, 64, 13), (40, 96, 48)):
+        what = f"as in gpt-oss, {tokens} tokens, {inner} inside"
+        named = biases(dtype, 4, inner, hidden) | {"interleaved": True, "limit": 1.0}
+        yield Sample(f"rows {what}", (*inputs(dtype, tokens, hidden, inner, 4, 2), oai), named)
+        yield Sample(f"columns {what}", (*of_columns(dtype, tokens, hidden, inner, 4, 2), oai), named, as_laid_out=kept)
+    yield Sample("columns, no tokens", of_columns(dtype, 0, 32, 16, 4, 2), biases(dtype, 4, 16, 32))
+    yield Sample("columns, nothing inside", of_columns(dtype, 3, 32, 0, 4, 2), biases(dtype, 4, 0, 32))
+    yield Sample("columns, several threads", of_columns(dtype, 2, 512, 300, 4, 2), as_laid_out=kept)
+    for tokens in (0, 1, 5, 140):
+        yield in_blocks(dtype, ("mxfp4", "mxfp4"), tokens, 96, 64, 3, 2)
+    if dtype != torch.bfloat16:  # for which linear_blocks may round elements, that of MXFP4 to themselves
+        yield in_blocks(dtype, ("q8_0", "iq4_nl"), 5, 96, 64, 3, 2)
+
     def in_panels(name: str, gate_up: Panels, down: Panels, *sizes: int, activation: int = 0) -> Sample:
         args = quantized(gate_up, down, dtype, *sizes, activation=activation)
         return Sample(name, args, contiguous=("gate_up", "down"))
@@ -165,6 +263,13 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         yield in_panels(f"{name}, nothing inside", panels, panels, 3, 32, 0, 4, 2)
         yield in_panels(f"{name}, geglu", panels, panels, 6, 64, 32, 4, 2, activation=1)
     yield in_panels("gate and up in 4 bits, down in 8", TABLE4, GROUP8, 5, 96, 48, 4, 2)
+    for name, panels in (("group8", GROUP8), ("table4", TABLE4)):
+        args = quantized(panels, panels, dtype, 5, 96, 41, 4, 2, activation=ACTIVATIONS["swiglu_oai"])
+        named = biases(dtype, 4, 41, 96) | {"interleaved": True, "limit": 1.0}
+        yield Sample(f"{name}, as in gpt-oss", args, named, contiguous=("gate_up", "down"))
+    args = quantized(GROUP8, GROUP8, dtype, 5, 96, 48, 4, 2)
+    down = inputs(dtype, 5, 96, 48, 4, 2)[2]
+    yield Sample("gate and up in 8 bits, down dense", (*args[:2], down, *args[3:7]), contiguous=("gate_up",))
 
 
 def errors() -> Iterator[ErrorCase]:
@@ -191,17 +296,18 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "gate without up",
         (x, gate_up[:, :15], down, index, weights),
-        op + "gate_up must have an even second dimension, gate above up, got [4, 15, 16]",
+        op + "gate_up must have an even second dimension, gate and up, got [4, 15, 16]",
     )
     yield ErrorCase(
         "gate_up of other columns",
         (x[:, :12].contiguous(), gate_up, down, index, weights),
         op + "gate_up must have shape [4, 16, 12] to match the last dimension of x, got [4, 16, 16]",
     )
+    apart = torch.empty(4, 16, 32)[..., ::2]
     yield ErrorCase(
-        "gate_up transposed",
-        (x, gate_up.transpose(1, 2), down, index, weights),
-        op + "gate_up must have stride 1 in its last dimension (call .contiguous() on it), got strides [256, 1, 16]",
+        "gate_up's elements apart",
+        (x, apart, down, index, weights),
+        op + "gate_up must have stride 1 in one of its last two dimensions, got strides [512, 32, 2]",
     )
     yield ErrorCase(
         "down of other experts",
@@ -228,7 +334,11 @@ def errors() -> Iterator[ErrorCase]:
         (x, gate_up, down, index, weights.double()),
         op + "weights must have the dtype of x, float32, got float64",
     )
-    yield ErrorCase("activation", (x, *rest, 2), op + "activation must be 0 (swiglu) or 1 (geglu), got 2")
+    yield ErrorCase(
+        "activation",
+        (x, *rest, 4),
+        op + "activation must be 0 (swiglu), 1 (geglu), 2 (swiglu_oai) or 3 (swiglu_clamped), got 4",
+    )
     yield ErrorCase(
         "no experts",
         (x, gate_up[:0], down[:0], index, weights),
@@ -250,12 +360,12 @@ def errors() -> Iterator[ErrorCase]:
         (
             "gate_up_scales alone",
             (gate8, down8, 0, gate_scales),
-            "down_scales must be given with gate_up_scales, got None",
+            "down must be given with down_scales or down_kind if it is uint8, got neither",
         ),
         (
             "down_scales alone",
             (gate8, down8, 0, None, down_scales),
-            "gate_up_scales must be given with down_scales, got None",
+            "gate_up must be given with gate_up_scales or gate_up_kind if it is uint8, got neither",
         ),
         (
             "dense with scales",
@@ -275,7 +385,7 @@ def errors() -> Iterator[ErrorCase]:
         (
             "scales of gate without up",
             (gate8, down8, 0, gate_scales[:, :15], down_scales),
-            "gate_up_scales must have an even second dimension, gate above up, got [4, 15]",
+            "gate_up_scales must have an even second dimension, gate and up, got [4, 15]",
         ),
         (
             "scales of other experts",
@@ -304,13 +414,70 @@ def errors() -> Iterator[ErrorCase]:
             "down_scales must have shape [4, 16] to match gate_up and x, got [4, 15]",
         ),
         (
-            "down dense",
+            "dense down with scales",
             (gate8, down, 0, gate_scales, down_scales),
             "down must have 4 dimensions, got 3 (shape [4, 16, 8])",
         ),
     ):
         first, second, *others = of
         yield ErrorCase(name, (x, first, second, index, weights, *others), op + says)
+    both = biases(torch.float32, 4, 8, 16)
+    yield ErrorCase(
+        "bias of other experts",
+        (x, *rest),
+        op + "gate_up_bias must have shape [4, 16] to match the rows of gate_up, got [3, 16]",
+        {"gate_up_bias": both["gate_up_bias"][:3]},
+    )
+    yield ErrorCase(
+        "bias dtype",
+        (x, *rest),
+        op + "down_bias must have the dtype of x, float32, got float16",
+        {"down_bias": both["down_bias"].half()},
+    )
+    yield ErrorCase(
+        "bias apart",
+        (x, *rest),
+        op + "down_bias must have stride 1 in its last dimension (call .contiguous() on it), got strides [32, 2]",
+        {"down_bias": torch.empty(4, 32)[:, ::2]},
+    )
+    yield ErrorCase("limit", (x, *rest), op + "limit must be at least 0, got -1", {"limit": -1.0})
+    yield ErrorCase("limit NaN", (x, *rest), op + "limit must be at least 0, got nan", {"limit": float("nan")})
+    blocks = torch.zeros(4, 16, 1, 17, dtype=torch.uint8)
+    mxfp4 = {"gate_up_kind": KINDS["mxfp4"].number}
+    yield ErrorCase(
+        "columns in blocks",
+        (x, blocks, *rest[1:]),
+        op + "gate_up must have rows of a multiple of 32 elements, for they are blocks of mxfp4, got 16",
+        mxfp4,
+    )
+    wide = torch.zeros(2, 32)
+    yield ErrorCase(
+        "blocks of another size",
+        (wide, blocks[..., :16], *rest[1:]),
+        op + "gate_up must have shape [4, 16, 1, 17] to match the last dimension of x, got [4, 16, 1, 16]",
+        mxfp4,
+    )
+    yield ErrorCase(
+        "blocks apart",
+        (wide, torch.zeros(4, 16, 1, 34, dtype=torch.uint8)[..., ::2], *rest[1:]),
+        op + "gate_up must have the blocks of a row adjacent (call .contiguous() on it), got strides [544, 34, 34, 2]",
+        mxfp4,
+    )
+    yield ErrorCase(
+        "blocks with scales",
+        (wide, blocks, *rest[1:], 0, torch.ones(4, 16)),
+        op + "gate_up_scales must be None for weights in blocks, got a tensor",
+        mxfp4,
+    )
+    yield ErrorCase(
+        "kind",
+        (x, *rest),
+        op
+        + "down_kind must be one of "
+        + ", ".join(f"{kind.number} ({kind.name})" for kind in sorted(KINDS.values(), key=lambda kind: kind.number))
+        + ", or -1 for weights that are not in blocks, got 5",
+        {"down_kind": 5},
+    )
     yield ErrorCase(
         "meta gate_up",
         (x, gate_up.to("meta"), down, index, weights),
@@ -342,8 +509,7 @@ def errors() -> Iterator[ErrorCase]:
 
 
 def cost(call: ExpertsCall) -> Cost:
-    of_experts = (call.gate_up, call.down, call.gate_up_scales, call.down_scales)
-    one = nbytes(*(tensor[:1] for tensor in of_experts if tensor is not None))
+    one = call.first.nbytes_of_one + call.second.nbytes_of_one
     return Cost(
         bytes=2 * nbytes(call.x) + nbytes(call.index, call.weights) + len(call.index.unique()) * one,
         flops=2 * call.index.numel() * 3 * call.x.shape[1] * call.inner,
