@@ -155,8 +155,8 @@ def test_replayed_tokens_ask_for_no_logits(folder: Path, monkeypatch: pytest.Mon
     ids = [engine.add(prompt(40, i), SamplingParams.greedy(max_tokens=80)) for i in range(2)]
     run, shapes = engine._runner.run, []
 
-    def watched(chunks: Any, copies: Any) -> Any:
-        logits = run(chunks, copies)
+    def watched(chunks: Any, *copies: Any) -> Any:
+        logits = run(chunks, *copies)
         shapes.append((len(chunks), logits.shape[0], len({id(chunk.blocks) for chunk in chunks})))
         return logits
 

@@ -34,6 +34,7 @@ class DecodeStep:
     Attributes:
         inputs: [4, rows] int64: token, position, slot and number of keys of each row. To be filled before run().
         rows: [rows] int64, the slot of each row's adapter; None: no row has one. To be filled before run().
+        states: [rows] int64, the row of each one's state; None: the model keeps none. To be filled before run().
         tables: [rows, blocks] int64, the block table of each row. To be filled before run().
         logits: [rows, vocab_size], the result.
     """
@@ -48,10 +49,11 @@ class DecodeStep:
         record: Record | None,
         adapters: Adapters | None = None,
         rows: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> None:
-        self.inputs, self.tables, self.logits, self.rows = inputs, tables, logits, rows
+        self.inputs, self.tables, self.logits, self.rows, self.states = inputs, tables, logits, rows, states
         tokens, positions, slots, lengths = inputs.unbind(0)
-        batch = Batch(tokens, positions, slots, tables, lengths, adapters=rows)
+        batch = Batch(tokens, positions, slots, tables, lengths, adapters=rows, states=states)
 
         def forward() -> Tensor:
             with nullcontext() if adapters is None else adapters.of_batch(batch):
@@ -104,6 +106,7 @@ class DecodeSteps:
         device = model.device
         self._inputs = torch.zeros(4, rows, dtype=torch.int64, device=device)
         self._tables = torch.zeros(rows, blocks, dtype=torch.int64, device=device)
+        self._states = torch.zeros(rows, dtype=torch.int64, device=device)
         self._rows = torch.full((rows,), -1, dtype=torch.int64, device=device)
         self._logits = torch.empty(rows, model.config.vocab_size, dtype=model.dtype, device=device)
 
@@ -123,7 +126,14 @@ class DecodeSteps:
             self._allocate(max(most, power_of_two(rows)), max(widest, power_of_two(blocks)))
         memory = self._inputs[:, :rows], self._tables[:rows, :blocks], self._logits[:rows]
         of_adapters = (self._adapters, self._rows[:rows]) if adapted else (None, None)
-        found = self._steps[key] = DecodeStep(self._model, self._cache, *memory, self._record, *of_adapters)
+        found = self._steps[key] = DecodeStep(
+            self._model,
+            self._cache,
+            *memory,
+            self._record,
+            *of_adapters,
+            states=None if self._cache.states is None else self._states[:rows],
+        )
         while len(self._steps) > MAX_STEPS:
             self._steps.popitem(last=False)
         return found

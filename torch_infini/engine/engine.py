@@ -92,8 +92,10 @@ class Engine:
         self.max_model_len = min(length, blocks * c.block_size)
         self._adapters = AdapterSlots(model, c) if c.enable_lora else None
         try:
-            self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype)
-            self._blocks = BlockManager(blocks, c.block_size, c.enable_prefix_caching)
+            self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype, c.max_num_seqs)
+            # A prefix would have to end where a state was kept.
+            keeps_states = model.bytes_per_sequence > 0
+            self._blocks = BlockManager(blocks, c.block_size, c.enable_prefix_caching and not keeps_states)
             self._runner: Runner | TPRunner = Runner(
                 model,
                 self._cache,
@@ -113,6 +115,7 @@ class Engine:
             c.max_num_batched_tokens,
             c.chunk_size or chunk_size_of(model),
             c.reuse_generated,
+            keeps_states,
         )
         self._seeds = None if seed is None else torch.Generator().manual_seed(seed % 2**63)
         if model.tp_group is not None and model.tp_group.workers is not None:
@@ -459,7 +462,8 @@ class Engine:
 
     def _run(self, chunks: list[ScheduledChunk]) -> None:
         self._start_masks(chunks)
-        logits = self._runner.run([chunk_input(chunk) for chunk in chunks], self.scheduler.copies)
+        scheduler = self.scheduler
+        logits = self._runner.run([chunk_input(c) for c in chunks], scheduler.copies, scheduler.state_copies)
         for i, prompt_logits in self._runner.prompt_logits.items():
             self._keep_prompt_logprobs(chunks[i], prompt_logits)
         rows: list[int] = []
@@ -680,4 +684,5 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
         adapter,
         request.pooling is not None,
         sequence.is_long,
+        sequence.state,
     )

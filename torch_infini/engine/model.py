@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import TPGroup
-from ..nn import Batch, LoRASite, RotarySwitch
+from ..nn import Batch, KVCache, LoRASite, MixedKVCache, RotarySwitch
 
 
 class ServedConfig(Protocol):
@@ -45,6 +45,7 @@ class ServedModel(Protocol):
         device: Where it is.
         tp_group: The group that shards it; None: it is not sharded.
         bytes_per_step: Bytes of weights that a step reads.
+        bytes_per_sequence: Bytes of states that it keeps of a sequence beside keys and values; 0: none.
         kernels_only: Whether its decode step calls only ops of torch.ops.infini.
         is_recordable: Whether its decode step may be recorded.
         rotary_switch: How a batch says which of two rotations a token gets; None: the model has one.
@@ -62,6 +63,8 @@ class ServedModel(Protocol):
     @property
     def bytes_per_step(self) -> int: ...
     @property
+    def bytes_per_sequence(self) -> int: ...
+    @property
     def kernels_only(self) -> bool: ...
     @property
     def rotary_switch(self) -> RotarySwitch | None: ...
@@ -72,8 +75,10 @@ class ServedModel(Protocol):
     def hidden_states(self, batch: Batch, cache: Any) -> Tensor:
         """Compute the states [tokens, hidden_size] of new tokens after the last norm."""
 
-    def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> Any:
-        """Make a cache: a KVCache, or a MixedKVCache; dtype None: the model's."""
+    def new_cache(
+        self, blocks: int, block_size: int, dtype: torch.dtype | None = None, sequences: int = 1
+    ) -> KVCache | MixedKVCache:
+        """Make a cache, with states of so many sequences if the model keeps any; dtype None: the model's."""
 
     def lora_sites(self) -> dict[str, LoRASite]:
         """Return the projections that adapters may change, by the names that adapters have for them."""
@@ -85,4 +90,5 @@ class ServedModel(Protocol):
 def is_served_model(model: object) -> bool:
     """Return whether an object has the interface of ServedModel."""
     names = ("config", "dtype", "device", "tp_group", "bytes_per_step", "kernels_only", "is_recordable", "new_cache")
-    return callable(model) and all(hasattr(model, name) for name in (*names, "rotary_switch"))
+    more = ("rotary_switch", "bytes_per_sequence")
+    return callable(model) and all(hasattr(model, name) for name in (*names, *more))

@@ -36,6 +36,7 @@ class ChunkInput(NamedTuple):
         adapter: The slot of the sequence's adapter; negative: none.
         pooled: Whether its hidden states are needed, and no logits.
         is_long: Whether the sequence is long from its first token on, for the model's RotarySwitch.
+        state: The sequence's row among the model's states; negative: the model keeps none.
     """
 
     tokens: list[int]
@@ -46,6 +47,7 @@ class ChunkInput(NamedTuple):
     adapter: int = -1
     pooled: bool = False
     is_long: bool = False
+    state: int = -1
 
 
 class Runner:
@@ -82,18 +84,27 @@ class Runner:
         self._table_rows: list[list[int]] = [[] for _ in range(max_num_seqs)]  # contents of the steps' block tables
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]] = ()) -> Tensor:
+    def run(
+        self,
+        chunks: Sequence[ChunkInput],
+        copies: Sequence[tuple[int, int]] = (),
+        state_copies: Sequence[tuple[int, int]] = (),
+    ) -> Tensor:
         """Compute chunks.
 
         Args:
-            chunks: Chunks of the same sequence must be in order.
+            chunks: Chunks of the same sequence must be in order; where the model keeps states, there is one of each.
             copies: (from, to) of blocks to copy first.
+            state_copies: Likewise of rows of states.
 
         Returns:
             Logits [n, vocab_size] of the last token of each wanted chunk, in memory that the next call overwrites;
             unspecified if none is wanted.
         """
         self.cache.copy_blocks(copies)
+        if (states := self.cache.states) is not None:
+            states.copy(state_copies)
+            states.reset([chunk.state for chunk in chunks if chunk.start == 0])
         self.prompt_logits, self.states = {}, {}
         if not any(chunk.pooled for chunk in chunks):
             return self._logits(chunks)
@@ -139,7 +150,7 @@ class Runner:
         starts = [0]
         of_tokens: list[int] = []
         switch = self.model.rotary_switch
-        for new, start, blocks, _, _, adapter, _, is_long in chunks:
+        for new, start, blocks, _, _, adapter, _, is_long, _ in chunks:
             of_tokens += [adapter] * len(new)
             end = start + len(new)
             tokens += new
@@ -155,6 +166,8 @@ class Runner:
         if len(wanted) < len(chunks):
             numbers.append(wanted)
         batch = Batch(*(torch.tensor(x, device=self.device) for x in numbers))
+        if self.cache.states is not None:
+            batch = replace(batch, states=torch.tensor([chunk.state for chunk in chunks], device=self.device))
         if self._adapters is None or max(of_tokens) < 0:
             return compute(batch, self.cache)
         batch = replace(batch, adapters=torch.tensor(of_tokens, device=self.device))
@@ -166,8 +179,10 @@ class Runner:
         step, size = self._steps.step(len(chunks), self._width, max(of_rows) >= 0), self.cache.block_size
         if step.rows is not None:
             step.rows.copy_(torch.tensor(of_rows))
+        if step.states is not None:
+            step.states.copy_(torch.tensor([chunk.state for chunk in chunks]))
         columns, switch = [], self.model.rotary_switch
-        for row, ((token,), start, blocks, *_, is_long) in enumerate(chunks):
+        for row, ((token,), start, blocks, *_, is_long, _) in enumerate(chunks):
             if self._table_rows[row] != blocks:
                 self._table_rows[row] = []  # if the next line is interrupted, the row's content is unknown
                 step.tables[row, : len(blocks)] = torch.tensor(blocks)
@@ -209,12 +224,17 @@ class TPRunner:
         """As Runner's."""
         return self._runner.states
 
-    def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]] = ()) -> Tensor:
+    def run(
+        self,
+        chunks: Sequence[ChunkInput],
+        copies: Sequence[tuple[int, int]] = (),
+        state_copies: Sequence[tuple[int, int]] = (),
+    ) -> Tensor:
         """Compute chunks on all ranks; as Runner.run."""
         with self._lock:
-            self._workers.send("run", chunks, copies)
+            self._workers.send("run", chunks, copies, state_copies)
             with self._workers.relay_errors():
-                return self._runner.run(chunks, copies)
+                return self._runner.run(chunks, copies, state_copies)
 
     def set_adapter(self, slot: int, layers: Mapping[str, LoRAFactors]) -> None:
         """Put an adapter into a slot on all ranks; each takes its part. As Runner.set_adapter."""
@@ -250,13 +270,18 @@ class Worker:
         """Make a cache and a Runner of the same sizes as the engine's; `adapters` are slots and rank."""
         self._runner = None  # frees its memory before the new one's is allocated
         model = self._model
-        cache = model.new_cache(blocks, block_size, dtype)
+        cache = model.new_cache(blocks, block_size, dtype, max_num_seqs)
         made = None if adapters is None else Adapters(model.lora_sites(), *adapters, model.dtype, model.device)
         self._runner = Runner(model, cache, max_num_seqs, max_tokens, record, made)
 
-    def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]]) -> None:
+    def run(
+        self,
+        chunks: Sequence[ChunkInput],
+        copies: Sequence[tuple[int, int]],
+        state_copies: Sequence[tuple[int, int]],
+    ) -> None:
         assert self._runner is not None
-        self._runner.run(chunks, copies)
+        self._runner.run(chunks, copies, state_copies)
 
     def set_adapter(self, slot: int, layers: Mapping[str, LoRAFactors]) -> None:
         assert self._runner is not None

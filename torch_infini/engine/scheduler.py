@@ -36,11 +36,13 @@ class Scheduler:
             and with them the last bits of the result, depend neither on other requests nor on preemption. A cached
             prefix of a prompt ends at such a multiple.
         reuse_generated: Whether blocks with generated tokens, and with the last tokens of prompts, are cached.
+        keeps_states: Whether the model keeps states of each running sequence: max_num_seqs rows.
 
     Attributes:
         waiting: Sequences that have not begun or were preempted; the first is scheduled first.
         running: Sequences in the order of their requests.
         copies: (from, to) of blocks to copy before the step that was scheduled last.
+        state_copies: Likewise of rows of states.
         preemptions: The number of preemptions so far.
     """
 
@@ -51,6 +53,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         chunk_size: int,
         reuse_generated: bool = True,
+        keeps_states: bool = False,
     ) -> None:
         self.blocks, self.max_num_seqs = blocks, max_num_seqs
         self.max_num_batched_tokens, self.chunk_size = max_num_batched_tokens, chunk_size
@@ -58,6 +61,10 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.copies: list[tuple[int, int]] = []
+        self.keeps_states = keeps_states
+        self.state_copies: list[tuple[int, int]] = []
+        self._forks: list[tuple[int, int]] = []  # rows of states, since the last step was scheduled
+        self._rows = list(range(max_num_seqs))  # rows of states without a sequence
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -73,6 +80,9 @@ class Scheduler:
         child.blocks = list(parent.blocks)
         child.computed, child.num_cached, child.identity = parent.computed, parent.num_cached, parent.identity
         child.is_long = parent.is_long
+        if self.keeps_states:
+            child.state = self._rows.pop()
+            self._forks.append((parent.state, child.state))
         self.blocks.share(child.blocks)
         self.running.insert(self.running.index(parent) + 1, child)
 
@@ -87,6 +97,7 @@ class Scheduler:
     def restart(self, sequences: Iterable[Sequence]) -> None:
         """Reset to a state in which these sequences, which hold no blocks, wait and all blocks are free."""
         self.waiting, self.running, self.copies = deque(sequences), [], []
+        self.state_copies, self._forks, self._rows = [], [], list(range(self.max_num_seqs))
         self.blocks.release_all()
 
     def schedule(self) -> list[ScheduledChunk]:
@@ -96,6 +107,7 @@ class Scheduler:
             The chunks; none if no sequence waits or runs.
         """
         self.copies = []
+        self.state_copies, self._forks = self._forks, []
         for sequence in self.running:
             if sequence.must_be_long and not sequence.is_long:  # it became so: all keys get another rotation
                 self._release(sequence)
@@ -122,8 +134,8 @@ class Scheduler:
         start = at = sequence.computed
         while at - start < budget and at < len(sequence.tokens):
             end = self._chunk_end(sequence, at)
-            if at > start and self.blocks.needed(end) - len(sequence.blocks) > self.blocks.free:
-                break  # no sequence is preempted for a second chunk
+            if at > start and (self.keeps_states or self.blocks.needed(end) - len(sequence.blocks) > self.blocks.free):
+                break  # a state is read and written once in a step; no sequence is preempted for a second chunk
             if not self._reserve(sequence, end):
                 return 0
             chunks.append(ScheduledChunk(sequence, at, end - at))
@@ -172,6 +184,8 @@ class Scheduler:
         """Let a sequence without blocks begin with these, the result of _match."""
         sequence.blocks, sequence.num_cached, sequence.identity = found, len(found), identity
         sequence.computed = len(found) * self.blocks.block_size
+        if self.keeps_states:
+            sequence.state = self._rows.pop()
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate blocks for the sequence's first `tokens` tokens, preempting the latest sequences if necessary.
@@ -206,6 +220,9 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.blocks)
         sequence.blocks, sequence.computed, sequence.num_cached, sequence.identity = [], 0, 0, sequence.root
+        if sequence.state >= 0:
+            self._rows.append(sequence.state)
+            sequence.state = -1
 
     def computed(self, chunk: ScheduledChunk) -> None:
         """Record that a chunk was computed, and make the blocks that are now full available to later sequences."""

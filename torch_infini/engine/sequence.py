@@ -101,6 +101,7 @@ class Sequence:
         computed: The number of tokens whose keys and values are in the KV cache.
         is_long: Whether these are rotated as those of a long sequence, from the first one on.
         blocks: Their blocks, in order.
+        state: Its row among the model's states; negative: it has none.
         num_cached, identity: The number of full blocks that the BlockManager has cached for reuse, and the identity of
             the last of them.
         stream: Decodes the output; None without a tokenizer, and before the output's first token.
@@ -118,6 +119,7 @@ class Sequence:
     computed: int = 0
     is_long: bool = False
     blocks: list[int] = field(default_factory=list)
+    state: int = -1
     num_cached: int = 0
     identity: int = ROOT
     text: str = ""
@@ -130,6 +132,7 @@ class Sequence:
     def restart(self) -> None:
         """Reset all state but the tokens, after an interrupt that may have left it inconsistent."""
         self.blocks, self.computed, self.num_cached, self.identity = [], 0, 0, self.root
+        self.state = -1
         row = self.row
         matcher = None if row.matcher is None else row.matcher.copy()
         self.row = Row(row.params, row.seed, row.prompt, self.output, row.eos_token_ids, row.bad_words, matcher)

@@ -180,8 +180,8 @@ class Llama(nn.Module):
         x, _ = self.norm.after(x, residual)
         return x
 
-    def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache:
-        """Make a cache for this model, on its device; dtype None: the model's."""
+    def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None, sequences: int = 1) -> KVCache:
+        """Make a cache for this model, on its device; dtype None: the model's. It keeps no other states."""
         c = self.config
         sizes = c.num_hidden_layers, blocks, self.kv_heads, block_size, c.head_dim
         return KVCache(*sizes, self.dtype if dtype is None else dtype, self.embed.weight.device)
@@ -207,6 +207,8 @@ class Llama(nn.Module):
     def device(self) -> torch.device:
         """Where the model is."""
         return self.embed.weight.device
+
+    bytes_per_sequence = 0  # beside keys and values
 
     @property
     def bytes_per_step(self) -> int:

@@ -26,6 +26,7 @@ class Batch:
         cum_seq_lens_q: [n + 1], from 0 to tokens, the index of each sequence's first new token; None: one token each.
         wanted: [m], the sequences whose results a model computes for `last`; None: all.
         adapters: [tokens], the slot of each token's adapter (lora.py), negative: none; None: no token has one.
+        states: [n], the row of each sequence's state (SequenceStates), all different; None: the model keeps none.
     """
 
     tokens: Tensor
@@ -36,6 +37,7 @@ class Batch:
     cum_seq_lens_q: Tensor | None = None
     wanted: Tensor | None = None
     adapters: Tensor | None = None
+    states: Tensor | None = None
 
     @property
     def ends(self) -> Tensor | None:

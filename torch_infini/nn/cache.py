@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._core.memory import allocate
+from .states import SequenceStates
 
 
 class LayerCache(NamedTuple):
@@ -56,6 +57,7 @@ class KVCache:
         keys: Keys of all layers; `keys[i]` is the k_cache of paged_attention.
         values: Values of all layers, likewise.
         scales: Scales of the keys and of the values, [layers, blocks, kv_heads, block_size] each; empty unless int8.
+        states: Of the model's layers that keep other states; None: it has none.
 
     Raises:
         ValueError: For a size below 1, or a dtype that attention does not support.
@@ -81,6 +83,7 @@ class KVCache:
         self.keys, self.values = (allocate(*shape, dtype=dtype, device=device) for _ in range(2))
         count = 2 if dtype == torch.int8 else 0
         self.scales = tuple(allocate(*shape[:-1], dtype=torch.float32, device=device) for _ in range(count))
+        self.states: SequenceStates | None = None
         self._tensors = (self.keys, self.values, *self.scales)
         self._layers = [LayerCache(*parts) for parts in zip(*(t.unbind(0) for t in self._tensors), strict=True)]
 
@@ -116,6 +119,9 @@ class MixedKVCache:
         layers: (kv_heads, head_dim) of each layer.
         blocks, block_size, dtype, device: As in KVCache.
 
+    Attributes:
+        states: As KVCache's.
+
     Raises:
         ValueError: As KVCache, or if there are no layers.
     """
@@ -138,6 +144,7 @@ class MixedKVCache:
         }
         self._layers = [self._caches[sizes].layer(layers[:i].count(sizes)) for i, sizes in enumerate(layers)]
         self.blocks, self.block_size = blocks, block_size
+        self.states: SequenceStates | None = None
 
     @property
     def bytes_per_token(self) -> int:

@@ -321,7 +321,7 @@ def _sites(model: nn.Module, decoder: Decoder, positions: int) -> tuple[dict[nn.
         for context in contexts if weight.is_meta else contexts[:1]:
             try:
                 with context:
-                    return find_sites(model, tokens, positions)[0], ""
+                    return find_sites(model, tokens, positions)[0].attention, ""
             except Unserved as unserved:
                 reason = reason or str(unserved)
     return {}, reason

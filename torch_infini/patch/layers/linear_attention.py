@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from ..._core.devices import on_cpu
 from ..checks.conditions import dense_last, needs_fallback, unsupported_weights
 from ..checks.probe import HALF, LENGTHS, WIDTH, call_with, frozen, linear, norm_probe, probe_module, random, tokens
 from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
+from .paged import CURRENT, AttentionBackend
 
 causal_conv1d = torch.ops.infini.causal_conv1d.default
 gated_delta_rule = torch.ops.infini.gated_delta_rule.default
@@ -80,6 +82,43 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+class _Step(threading.local):
+    """The module whose forward runs under an AttentionBackend, which holds the states of all sequences."""
+
+    module: nn.Module
+    backend: AttentionBackend
+
+
+_STEP = _Step()
+
+
+def convolve_in_step(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs: Any
+) -> Tensor:
+    x = dense_last(hidden_states.mT)
+    return _STEP.backend.convolve(_STEP.module, x, weight, bias, activation is not None).mT
+
+
+def delta_rule_in_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    of = (dense_last(query), dense_last(key), dense_last(value), g, beta)
+    return _STEP.backend.delta_rule(_STEP.module, *of, use_qk_l2norm_in_kernel), None
+
+
+STEP_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **FUNCTIONS,
+    "causal_conv1d_fn": convolve_in_step,
+    _RULE: delta_rule_in_step,
+}
+
+
 def has_delta_rule(module: nn.Module) -> bool:
     """Return whether the module's forward, or that of the class that it had, calls the gated delta rule."""
     return isinstance(module, LinearAttention) or _RULE in own_forward(type(module)).__code__.co_names
@@ -90,13 +129,13 @@ def own_forward(cls: type[nn.Module]) -> types.FunctionType:
     return forward if isinstance(forward, types.FunctionType) else lambda: None  # type: ignore[return-value]
 
 
-def forward_with_ops(cls: type[nn.Module]) -> Callable[..., Any]:
-    """Return a copy of the class's forward that calls FUNCTIONS instead of the functions of its file."""
+def forward_with(cls: type[nn.Module], functions: dict[str, Callable[..., Any]], suffix: str) -> Callable[..., Any]:
+    """Return a copy of the class's forward that calls these functions instead of those of its file."""
     own = own_forward(cls)
     # A module of its own, because torch.compile looks a function's globals up in the module that they name.
-    name = f"{__name__}.{own.__module__.replace('.', '_')}"
+    name = f"{__name__}.{own.__module__.replace('.', '_')}_{suffix}"
     module = sys.modules.setdefault(name, types.ModuleType(name))
-    vars(module).update({**own.__globals__, **FUNCTIONS, "__name__": name})
+    vars(module).update({**own.__globals__, **functions, "__name__": name})
     made = types.FunctionType(own.__code__, vars(module), own.__name__, own.__defaults__, own.__closure__)
     made.__kwdefaults__ = own.__kwdefaults__
     return made
@@ -107,11 +146,13 @@ class LinearAttention(Patched):
 
     infini_ops = "causal_conv1d, gated_delta_rule"
     forward_with_ops: Callable[..., Any]
+    forward_in_step: Callable[..., Any]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "infini_original" in vars(cls):
-            cls.forward_with_ops = forward_with_ops(cls.infini_original)
+            cls.forward_with_ops = forward_with(cls.infini_original, FUNCTIONS, "ops")
+            cls.forward_in_step = forward_with(cls.infini_original, STEP_FUNCTIONS, "step")
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
@@ -168,6 +209,9 @@ class LinearAttention(Patched):
             yield ProbeCall(f"in {name}", call_with(few, dtype), 4 * HALF[dtype], dtype=dtype)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if CURRENT.backend is not None:
+            _STEP.backend, _STEP.module = CURRENT.backend, self
+            return self.forward_in_step(hidden_states, *args, **kwargs)
         if hidden_states.is_cuda or needs_fallback(self, hidden_states):
             return super().forward(hidden_states, *args, **kwargs)
         # The forward reads the convolutions' weights, and does not call them.

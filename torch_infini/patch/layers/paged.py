@@ -79,6 +79,27 @@ class AttentionBackend(Protocol):
             As attend.
         """
 
+    def convolve(self, module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+        """Convolve new tokens behind those before, as ops.causal_conv1d.
+
+        Args:
+            module: The module, which has a state for each of its calls in a forward.
+            x: [B, S, channels].
+            weight, bias, silu: As the op's.
+
+        Returns:
+            [B, S, channels].
+        """
+
+    def delta_rule(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, l2norm: bool
+    ) -> Tensor:
+        """Compute ops.gated_delta_rule of new tokens behind those before; arguments as convolve's and the op's.
+
+        Returns:
+            [B, S, Hv, Dv].
+        """
+
 
 class _CurrentBackend(threading.local):
     backend: AttentionBackend | None = None

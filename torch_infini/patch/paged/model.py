@@ -22,6 +22,7 @@ from ...checkpoints import Activations
 from ...distributed import TPGroup
 from ...nn import Batch, KVCache, LoRASite, MixedKVCache
 from ...nn.cache import token_bytes
+from ...nn.states import SequenceStates, StateShape
 from ...ops import FLOATS
 from ..checks.probe import HALF
 from ..checks.trial import rms, without_side_effects
@@ -99,7 +100,7 @@ class PagedModel:
             self.rotary_switch = find_switch(inner, positions)
             with without_side_effects(model):
                 self._sites, logits = find_sites(model, tokens[None], positions)
-                sites = list(self._sites.values())
+                sites = list(self._sites.attention.values())
                 self.dtype = sites[0].dtype
                 if (rule := min(site.window.positions for site in sites)) < positions:
                     _logger.warning(
@@ -159,18 +160,34 @@ class PagedModel:
         states: Tensor = found.last_hidden_state[0]
         return states
 
-    def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache | MixedKVCache:
-        """Make a cache for this model, on its device; dtype None: the model's."""
-        layers = [(site.kv_heads, site.head_dim) for site in self._sites.values()]
+    def new_cache(
+        self, blocks: int, block_size: int, dtype: torch.dtype | None = None, sequences: int = 1
+    ) -> KVCache | MixedKVCache:
+        """Make a cache for this model, on its device; dtype None: the model's. `sequences`: rows of its states."""
+        layers = [(site.kv_heads, site.head_dim) for site in self._sites.attention.values()]
         dtype = self.dtype if dtype is None else dtype
+        cache: KVCache | MixedKVCache
         if len(set(layers)) > 1:
-            return MixedKVCache(layers, blocks, block_size, dtype, self.device)
-        kv_heads, head_dim = layers[0]
-        return KVCache(len(layers), blocks, kv_heads, block_size, head_dim, dtype, self.device)
+            cache = MixedKVCache(layers, blocks, block_size, dtype, self.device)
+        else:
+            kv_heads, head_dim = layers[0]
+            cache = KVCache(len(layers), blocks, kv_heads, block_size, head_dim, dtype, self.device)
+        if self._sites.states:
+            cache.states = SequenceStates(self._state_shapes, sequences, self.device)
+        return cache
+
+    @property
+    def _state_shapes(self) -> list[StateShape]:
+        return [shape for shapes in self._sites.states.values() for shape in shapes]
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Bytes of a sequence's states beside its keys and values; 0: the model keeps none."""
+        return sum(shape.nbytes for shape in self._state_shapes)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of a token's keys and values in a cache of that dtype."""
-        return sum(token_bytes(1, site.kv_heads, site.head_dim, dtype) for site in self._sites.values())
+        return sum(token_bytes(1, site.kv_heads, site.head_dim, dtype) for site in self._sites.attention.values())
 
     def lora_sites(self) -> dict[str, LoRASite]:
         """Return the linear layers that adapters may change, by their names: all but the head."""
@@ -231,7 +248,7 @@ def in_parts(model: PagedModel, tokens: Tensor) -> Tensor:
     """Compute tokens as an engine does: in two chunks, the second beside another sequence, and then one by one."""
     total = len(tokens)
     blocks = -(-total // _BLOCK)
-    cache = model.new_cache(2 * blocks, _BLOCK)
+    cache = model.new_cache(2 * blocks, _BLOCK, sequences=2)
     order = torch.arange(2 * blocks, device=tokens.device).view(blocks, 2).t().contiguous()  # blocks of two sequences
     first, second = total // 3, 2 * total // 3
 
@@ -243,8 +260,10 @@ def in_parts(model: PagedModel, tokens: Tensor) -> Tensor:
         lengths = torch.tensor([end for _, _, end in chunks], device=tokens.device)
         counts = torch.tensor([0, *(end - start for _, start, end in chunks)], device=tokens.device).cumsum(0)
         table = order[[row for row, _, _ in chunks]]
-        ones = all(end - start == 1 for _, start, end in chunks)
-        return model(Batch(tokens[numbers], numbers, slots, table, lengths, None if ones else counts), cache)
+        starts = None if all(end - start == 1 for _, start, end in chunks) else counts
+        states = torch.tensor([row for row, _, _ in chunks], device=tokens.device)
+        batch = Batch(tokens[numbers], numbers, slots, table, lengths, starts, states=states)
+        return model(batch, cache)
 
     # The other sequence has the same tokens, and its chunks come first.
     parts = [step((0, 0, first)), step((1, 0, 2), (0, first, second))[2:]]

@@ -14,8 +14,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from ...nn.states import StateShape
 from ..layers.interface import IMPLEMENTATION, attend
 from ..layers.paged import CURRENT, AttentionBackend, ScoreTerms, paged_attention_forward
+
+causal_conv1d = torch.ops.infini.causal_conv1d.default
+gated_delta_rule = torch.ops.infini.gated_delta_rule.default
 
 _RECORDING_NAME = "infini_recording"
 
@@ -60,6 +64,18 @@ class Site(NamedTuple):
     dtype: torch.dtype
     window: Window
     scores: ScoreTerms
+
+
+class Sites(NamedTuple):
+    """What of a model's call the cache has to serve.
+
+    Attributes:
+        attention: Its attention modules, in the order of their calls.
+        states: The other states of each module that keeps some, in the order of its calls.
+    """
+
+    attention: dict[nn.Module, Site]
+    states: dict[nn.Module, list[StateShape]]
 
 
 def window_of(visible: Callable[..., Any], positions: int) -> Window:
@@ -109,7 +125,7 @@ class _RecordingBackend:
     def __init__(self, positions: int) -> None:
         self.positions = positions
         self.masks: dict[int, tuple[Tensor, Window]] = {}
-        self.sites: dict[nn.Module, Site] = {}
+        self.sites = Sites({}, {})
 
     def mask(self, **kwargs: Any) -> Tensor | None:
         """Make the mask as for SDPA, and read its function. transformers calls it once for each kind of mask."""
@@ -121,7 +137,7 @@ class _RecordingBackend:
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: ScoreTerms
     ) -> Tensor:
-        if module in self.sites:
+        if module in self.sites.attention:
             raise Unserved(f"{type(module).__name__} attends twice in a call")
         if q.shape[:2] != k.shape[:2]:
             raise Unserved("its attention has other keys than those of the tokens")
@@ -140,11 +156,28 @@ class _RecordingBackend:
         else:
             raise Unserved("its attention has a mask that is not of transformers' mask functions")
         sizes = k.shape[2], k.shape[3], v.shape[3]
-        self.sites[module] = Site(len(self.sites), *sizes, k.dtype, window, scores)
+        self.sites.attention[module] = Site(len(self.sites.attention), *sizes, k.dtype, window, scores)
         return attend(q, k, v, mask, scores.scale, scores.causal, scores.softcap, scores.sinks)
 
     def attend_fused(self, *args: Any) -> Tensor:
         raise AssertionError("fuses is False")
+
+    def convolve(self, module: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+        self._add_state(module, (x.shape[2], weight.shape[-1] - 1), x.dtype)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        causal_conv1d(out, x, weight, bias, None, None, None, silu)
+        return out
+
+    def delta_rule(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, l2norm: bool
+    ) -> Tensor:
+        self._add_state(module, (v.shape[2], q.shape[3], v.shape[3]), torch.float32)
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        gated_delta_rule(out, q, k, v, g, beta, None, None, None, None, l2norm)
+        return out
+
+    def _add_state(self, module: nn.Module, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.sites.states.setdefault(module, []).append(StateShape(sizes, dtype))
 
 
 def _recording_mask(**kwargs: Any) -> Tensor | None:
@@ -180,8 +213,8 @@ def implementation(configs: list[Any], name: str, backend: AttentionBackend) -> 
             setattr(config, IMPLEMENTATION, old)
 
 
-def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[nn.Module, Site], Tensor]:
-    """Call a model once, and record what its attention modules compute.
+def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[Sites, Tensor]:
+    """Call a model once, and record what its attention modules compute, and those with other states.
 
     Args:
         model: A causal language model of transformers, patched or not, in evaluation mode; on meta if only the sites
@@ -190,7 +223,7 @@ def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[n
         positions: The longest sequence to be served.
 
     Returns:
-        The attention modules in the order of their calls, and the logits [S, vocabulary].
+        The sites, and the logits [S, vocabulary].
 
     Raises:
         Unserved: With the reason.
@@ -212,6 +245,6 @@ def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[dict[n
     if not logits.is_meta and not logits.isfinite().all():
         name = next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
         raise Unserved(f"its logits are NaN or infinite{f', as {name} is' if name else ''}")
-    if not backend.sites:
+    if not backend.sites.attention:
         raise Unserved("no layer of it calls transformers' attention interface")
     return backend.sites, logits
