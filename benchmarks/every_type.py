@@ -35,8 +35,8 @@ class Row:
 
     Attributes:
         type: Of transformers.
-        patched: "fully", "partly", "left", or "not built" (from a small config).
-        modules: Replaced and left, "12 / 3".
+        patched: "fully" (some as a whole, some in parts), "partly", "left", or "not built" (from a small config).
+        modules: Replaced and left, "12 / 3"; without those that are replaced in parts.
         reasons: Why modules were left, the commonest first.
         difference: Of the patched model's logits in float32, relative (root mean square).
         engine: "served", "recorded" (decode steps too), "differs", or "refused".
@@ -74,7 +74,7 @@ def examine(kind: str) -> Row:
         row.reasons = shortened(error)
         return row
     report = patch_model(model)
-    left = [one.reason for one in report.left]
+    left = [one.reason for one in report.left if one not in report.in_parts]
     row.patched = "left" if report.reason or not report.replaced else "partly" if left else "fully"
     row.modules = f"{len(report.replaced)} / {len(left)}"
     reasons = (

@@ -157,6 +157,73 @@ def test_integer_weights_are_saved_and_loaded(kind: str, tmp_path: Path) -> None
     assert torch.equal(logits(load_patched(tmp_path), ids), actual)
 
 
+# Norms without weights or at other places, heads of several sizes, shared keys and values, experts beside an MLP,
+# sparse MLPs, scaled residuals, complex rotation, layers that do not rotate, cross-attention.
+IN_PARTS = ("gemma4_text", "gemma4", "gemma3n_text", "nanochat", "bitnet", "minicpm3", "deepseek_v2", "beam", "mllama")
+FEW = pytest.mark.parametrize(
+    "kind", [*IN_PARTS[:3], *(pytest.param(kind, marks=pytest.mark.full) for kind in IN_PARTS[3:])]
+)
+
+
+@FEW
+def test_replaced_in_parts(kind: str) -> None:
+    """What is left keeps its forward, and calls replaced modules alone; no key of the state changes."""
+    from torch_infini.patch.layers.interface_attention import calls_interface
+
+    model, ids = model_of(kind), tokens()
+    before, values, keys = identity(model), config_values(model), list(model.state_dict())
+    expected, masked = logits(model, ids), logits(model, ids, attention_mask=padded(ids))
+    report = patch_model(model)
+    assert report.left == report.in_parts
+    assert not any(row.op == "left" for row in report.rows)
+    assert {module.config._attn_implementation for module in model.modules() if calls_interface(module)} == {"infini"}
+    assert list(model.state_dict()) == keys
+    close(logits(model, ids), expected)
+    close(logits(model, ids, attention_mask=padded(ids))[0, 4:], masked[0, 4:])
+    unpatch_model(model)
+    assert identity(model) == before and config_values(model) == values
+    assert torch.equal(logits(model, ids), expected)
+
+
+def test_shared_keys_and_values_are_cached_once() -> None:
+    """Gemma 4's last layers read those of the layers before them."""
+    from torch_infini.patch.paged import PagedModel
+    from torch_infini.patch.paged.sites import find_sites
+
+    model = model_of("gemma4_text")
+    sites = list(find_sites(model, tokens()[:1], 64)[0].values())
+    assert [(site.layer, site.writes, site.head_dim) for site in sites] == [
+        (0, True, 16),
+        (1, True, 32),
+        (0, False, 16),
+        (1, False, 32),
+    ]
+    assert PagedModel(model).bytes_per_token(torch.float32) == 2 * 2 * (16 + 32) * 4
+
+
+def test_weightless_norm() -> None:
+    """Of any number of columns, which only a call tells; its formula is checked as that of others."""
+    from transformers.models.nanochat.modeling_nanochat import NanoChatRMSNorm
+
+    class HalvedNorm(NanoChatRMSNorm):
+        """Another formula."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / 2
+
+    model = model_of("nanochat")
+    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
+    expected = model.model.norm(x.bfloat16())
+    model.model.layers[1].input_layernorm.__class__ = HalvedNorm
+    report = patch_model(model)
+    assert {row.name: row.reason for row in report.left if row.op == "left"} == {
+        "model.layers.1.input_layernorm": "its own forward gives a different result"
+    }
+    with torch.no_grad():
+        assert torch.equal(model.model.norm(x.bfloat16()), expected)
+    close(model.model.layers[0].input_layernorm(x), NanoChatRMSNorm()(x))
+
+
 def test_what_is_left_is_named() -> None:
     """In the words of the field."""
     for kind, reason in {

@@ -233,7 +233,7 @@ def test_report() -> None:
     report = patch_model(model)
     assert isinstance(report, PatchReport)
     assert str(report) == (
-        "LlamaForCausalLM (llama) patched: 15 modules replaced, 1 left\n"
+        "LlamaForCausalLM (llama) patched: 15 modules replaced, 1 left (1 replaced in parts)\n"
         "  2 x  model.layers.*                           LlamaDecoderLayer     add_rms_norm\n"
         "  2 x  model.layers.*.self_attn                 LlamaAttention        fused_linear, rope, attention, linear"
         "  24.6 k parameters  98.3 kB\n"
@@ -243,8 +243,8 @@ def test_report() -> None:
         "  128 parameters     512 B\n"
         "  2 x  model.layers.*.post_attention_layernorm  LlamaRMSNorm          rms_norm                             "
         "  128 parameters     512 B\n"
-        "  1 x  model.layers.*.mlp                       ScaledMLP             left: its own forward gives a different "
-        "result\n"
+        "  1 x  model.layers.*.mlp                       ScaledMLP             in parts: its own forward gives a "
+        "different result\n"
         "  1 x  model.layers.*.mlp.gate_proj             Linear                linear                               "
         "  10.2 k parameters  41 kB\n"
         "  1 x  model.layers.*.mlp.up_proj               Linear                linear                               "
@@ -259,7 +259,7 @@ def test_report() -> None:
         f"  dense products of float32: {products.described(torch.float32, ('linear', 'matmul'))}"
     )
     assert sum(row.parameters for row in report.rows) == model.num_parameters() - 64 * 128
-    assert report.counts["rms_norm"] == 2 * LAYERS + 1 and report.counts["left"] == 1
+    assert report.counts["rms_norm"] == 2 * LAYERS + 1 and report.counts["in parts"] == 1
 
 
 def test_unknown_family() -> None:

@@ -125,13 +125,13 @@ class DecodeSteps:
         if rows > most or blocks > widest:  # recorded steps keep the memory that they were recorded with
             self._allocate(max(most, power_of_two(rows)), max(widest, power_of_two(blocks)))
         memory = self._inputs[:, :rows], self._tables[:rows, :blocks], self._logits[:rows]
-        of_adapters = (self._adapters, self._rows[:rows]) if adapted else (None, None)
         found = self._steps[key] = DecodeStep(
             self._model,
             self._cache,
             *memory,
             self._record,
-            *of_adapters,
+            adapters=self._adapters if adapted else None,
+            rows=self._rows[:rows] if adapted else None,
             states=None if self._cache.states is None else self._states[:rows],
         )
         while len(self._steps) > MAX_STEPS:

@@ -33,10 +33,10 @@ from .layers.quantized import Quantized
 from .model import DecoderModel, Model
 from .options import bits_of
 from .quantize import choose_weights, fuse_projections, layers_to_choose, quantize_module, row_of
-from .report import SKIPPED, PatchReport, Row
+from .report import IN_PARTS, SKIPPED, PatchReport, Row
 from .shares import local, tp_group_of_model
 from .state import Selection, State, holders, replace_config, undo
-from .structure import candidates
+from .structure import candidates, is_replaced_in_parts
 from .swap import STATE, Patched, Unsupported, restore, swap
 
 ATTENDING = (Attention, InterfaceAttention)
@@ -234,7 +234,7 @@ class Patching:
 
 def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
     """Describe the dtype of the dense products and what computes them; empty if there are none."""
-    dense = {op for row in rows if row.op != SKIPPED for op in row.op.split(", ")} & {"linear", "fused_linear"}
+    dense = {op for row in rows for op in row.op.split(", ")} & {"linear", "fused_linear"}
     dtype = next((p.dtype for p in model.parameters() if p.dtype in products.DTYPES and on_cpu(p)), None)
     if not dense or dtype is None:
         return ""
@@ -259,6 +259,9 @@ def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Sele
             except Unsupported as unsupported:
                 reason = str(unsupported)
         rows[here] = Row(here, original, SKIPPED if reason else op, reason or "")
+    for here, row in rows.items():
+        if row.op == SKIPPED and selection.excludes(here) is None and is_replaced_in_parts(modules[here]):
+            rows[here] = replace(row, op=IN_PARTS)
     if decoder.norm is not None:
         link(list(decoder.layers), decoder.norm)
         whole = decoder.module

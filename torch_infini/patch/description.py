@@ -30,7 +30,7 @@ from .layers.mlp import GATES, GatedMLP
 from .layers.norm import RMSNorm
 from .layers.quantized import Quantized
 from .paged.sites import Site, Unserved, find_sites
-from .report import SKIPPED, Row, pattern, shortened
+from .report import IN_PARTS, SKIPPED, Row, pattern, shortened
 from .state import Selection, states_in, undo
 from .swap import PLAN
 
@@ -346,7 +346,7 @@ def _read(model: nn.Module, decoder: Decoder, rows: Sequence[Row]) -> Descriptio
         dict(getattr(text, "rope_parameters", None) or {}),
         tuple(_layer(layer, sites) for layer in decoder.layers),
         _norm("norm", decoder.norm) if decoder.norm is not None else None,
-        tuple(row for row in rows if row.op == SKIPPED),
+        tuple(row for row in rows if row.op in (SKIPPED, IN_PARTS)),
         refusal,
     )
 

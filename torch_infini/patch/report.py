@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 SKIPPED = "left"
+IN_PARTS = "in parts"  # not replaced as a whole, but all that computes in it is
 
 
 def pattern(name: str) -> str:
@@ -21,8 +22,8 @@ class Row:
     Attributes:
         name: Its name in the model.
         module_class: Its class.
-        op: The ops that compute it, or "left".
-        reason: Why it was left.
+        op: The ops that compute it, "in parts", or "left".
+        reason: Why it was left, or is not computed as a whole.
         parameters: Parameters in it, without those of modules that have a row of their own.
         bytes: Memory of these parameters.
     """
@@ -131,12 +132,17 @@ class PatchReport:
     @property
     def replaced(self) -> tuple[Row, ...]:
         """The rows of modules that infini ops compute now."""
-        return tuple(row for row in self.rows if row.op != SKIPPED)
+        return tuple(row for row in self.rows if row.op not in (SKIPPED, IN_PARTS))
+
+    @property
+    def in_parts(self) -> tuple[Row, ...]:
+        """The rows of `left` whose forward stays, but calls replaced modules for all that needs weights."""
+        return tuple(row for row in self.rows if row.op == IN_PARTS)
 
     @property
     def left(self) -> tuple[Row, ...]:
-        """The rows of modules that stay as they were, each with its reason."""
-        return tuple(row for row in self.rows if row.op == SKIPPED)
+        """The rows of modules that stay as they were, each with its reason; also those that are replaced in parts."""
+        return tuple(row for row in self.rows if row.op in (SKIPPED, IN_PARTS))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -149,6 +155,7 @@ class PatchReport:
         verb = "was patched already" if self.already_patched else "patched"
         lines = [
             f"{self.model_class} ({self.family}) {verb}: {len(self.replaced)} modules replaced, {len(self.left)} left"
+            + (f" ({len(self.in_parts)} replaced in parts)" if self.in_parts else "")
         ]
         kinds: dict[tuple[str, ...], list[Row]] = defaultdict(list)
         for row in self.rows:

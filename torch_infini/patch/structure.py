@@ -25,13 +25,21 @@ from .layers.linear import Linear, TransposedLinear
 from .layers.linear_attention import LinearAttention, has_delta_rule
 from .layers.loop import Loop
 from .layers.mlp import GatedMLP
-from .layers.norm import RMSNorm, eps_name
+from .layers.norm import RMSNorm, WeightlessRMSNorm, eps_name, is_weightless
+from .layers.scale import Scale, is_scale
 from .layers.sharded import ShardedEmbedding, ShardedLinear
 from .model import Model
 from .parallel_forward import parallel_forward
 from .swap import Patched, Unsupported
 
-KEEP_THEIR_PARTS = (InterfaceAttention, LinearAttention, DecoderLayer, Loop, Model)  # patched, and call what is in them
+KEEP_THEIR_PARTS = (
+    InterfaceAttention,
+    LinearAttention,
+    DecoderLayer,
+    Loop,
+    Model,
+    Scale,
+)  # patched, and call what is in them
 
 
 class Unknown(Patched):
@@ -93,11 +101,13 @@ def of_any(
     for here, module in inside.items():
         if isinstance(module, Patched):
             continue
-        if not decoder.is_llama and eps_name(module) and takes_one(module):
+        if here not in known and eps_name(module) and takes_one(module):
             yield here, RMSNorm
+        elif is_weightless(module) and takes_one(module) and not is_layer_norm(module):
+            yield here, WeightlessRMSNorm
         if not isinstance(module, Patched) and is_layer_norm(module):
             yield here, LayerNorm
-        if decoder.is_llama:
+        if here in known:
             continue
         if is_gated_norm(module):
             yield here, GatedNorm
@@ -125,7 +135,7 @@ def of_any(
         elif any(issubclass(kind, LinearAttention) for kind in around):
             continue  # a convolution, whose weight it reads
         elif here not in known and not any("Router" in kind.__name__ for kind in around) and is_unknown(module):
-            yield here, Unknown
+            yield here, Scale if is_scale(module) else Unknown
 
 
 def parents_of(model: nn.Module, name: str) -> list[nn.Module]:
@@ -155,8 +165,7 @@ def in_scope(model: nn.Module, name: str, decoder: Decoder) -> dict[str, nn.Modu
         and all(part is not decoder.module for part in child.modules())
         and not any(isinstance(part, PreTrainedModel) for part in child.modules())
     ]
-    roots = [*decoder.layers, decoder.norm, *heads] if decoder.is_llama else [decoder.module, *heads]
-    ids = {id(part) for root in roots if root is not None for part in root.modules()}
+    ids = {id(part) for root in (decoder.module, *heads) for part in root.modules()}
     for here, module in reversed(list(model.named_modules())):
         if id(module) in ids and here:
             found[here] = module
@@ -176,6 +185,13 @@ def takes_one(module: nn.Module) -> bool:
     return len(inspect.signature(type(module).forward).parameters) == 2  # and self
 
 
+def has_projections(module: nn.Module) -> bool:
+    """Return whether attention has Llama's projections, as Attention needs them."""
+    return "o_proj" in module._modules and (
+        "qkv_proj" in module._modules or module._modules.keys() >= {"q_proj", "k_proj", "v_proj"}
+    )
+
+
 def has_gate(module: nn.Module) -> bool:
     return bool(module._modules.keys() & {"gate_proj", "gate_up_proj"})
 
@@ -183,8 +199,9 @@ def has_gate(module: nn.Module) -> bool:
 def is_unknown(module: nn.Module) -> bool:
     """Return whether a module computes with weights of its own, or is attention that cannot be told what to call.
 
-    Embeddings are read, not computed, and so is what a model itself begins with. A router has a row for each expert,
-    experts beside it a bias for it; a head's bias is its last layer's too. Activations are torch's in any layer.
+    Embeddings are read, not computed, and so is what a model itself begins with. A parameter of one element is a
+    factor. A router has a row for each expert, experts beside it a bias for it; a head's bias is its last layer's too.
+    Activations are torch's in any layer.
     """
     if isinstance(module, nn.Embedding | nn.Linear | PreTrainedModel):
         return False
@@ -194,18 +211,56 @@ def is_unknown(module: nn.Module) -> bool:
         return False
     if list(module._parameters) == ["bias"] and isinstance(module._modules.get("decoder"), nn.Linear):
         return False
+    below = {id(parameter) for child in module.children() for parameter in child.parameters()}
+    own = [parameter for parameter in module._parameters.values() if parameter is not None and parameter.numel() > 1]
+    return attends(module) or any(id(parameter) not in below for parameter in own)
+
+
+def is_replaced_in_parts(module: nn.Module) -> bool:
+    """Return whether a module that was left only calls modules that are replaced, and adds and multiplies results.
+
+    Attention computes more than its parts.
+    """
+    if not module._modules or "forward" in vars(module) or computes_alone(module):
+        return False
+    replaced = False
+    for child in module.children():
+        if isinstance(child, Patched):
+            replaced = True
+        elif any(True for _ in child.parameters()) or computes_alone(child):
+            if is_read(child):
+                continue
+            if not is_replaced_in_parts(child):
+                return False
+            replaced = True
+    return replaced
+
+
+def is_read(module: nn.Module) -> bool:
+    """Return whether a module's weights are looked up, or choose experts."""
+    return isinstance(module, nn.Embedding) or bool(re.search("Router|Gate$", type(module).__name__))
+
+
+def computes_alone(module: nn.Module) -> bool:
+    """Return whether a module computes with weights of its own, or attends."""
+    own = any(parameter is not None and parameter.numel() > 1 for parameter in module._parameters.values())
+    return own or attends(module)
+
+
+def attends(module: nn.Module) -> bool:
+    """Return whether a module is attention by its name and projections, and not a layer with attention in it."""
     inner = any("Attention" in type(child).__name__ for child in module.children())
     products = any(isinstance(child, nn.Linear | Conv1D) for child in module.children())
-    attends = "Attention" in type(module).__name__ and products and not inner
-    below = {id(parameter) for child in module.children() for parameter in child.parameters()}
-    own = [parameter for parameter in module._parameters.values() if parameter is not None]
-    return attends or any(id(parameter) not in below for parameter in own)
+    return "Attention" in type(module).__name__ and products and not inner
 
 
 def of_llama(name: str, decoder: Decoder, sharded: Container[str]) -> Iterator[tuple[str, type[Patched]]]:
     """Yield the modules of layers with self_attn and mlp, whose computation is known as a whole."""
     prefix = f"{name}." if name else ""
-    yield f"{prefix}rotary_emb", RotaryEmbedding
+    if any(
+        has_projections(layer.get_submodule("self_attn")) for layer in decoder.layers
+    ):  # no other attention reads it
+        yield f"{prefix}rotary_emb", RotaryEmbedding
     for i, layer in enumerate(decoder.layers):
         here = f"{prefix}layers.{i}"
         for part, module in layer.named_modules():
@@ -224,4 +279,5 @@ def of_llama(name: str, decoder: Decoder, sharded: Container[str]) -> Iterator[t
             yield f"{here}.mlp", GatedMLP
         if any(eps_name(child) and not is_layer_norm(child) for child in layer.children()):
             yield here, DecoderLayer  # which fuses norms with the additions before them
-    yield f"{prefix}norm", RMSNorm
+    if decoder.norm is not None and not is_weightless(decoder.norm):
+        yield f"{prefix}norm", RMSNorm

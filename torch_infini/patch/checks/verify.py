@@ -45,7 +45,8 @@ class Verifier:
                 self.embedding = deepcopy(self.original).cpu()
             embedding = self.embedding
             original: Any = getattr(embedding, "infini_original", type(embedding))
-            kinds = getattr(embedding, "layer_types", ())
+            kinds = vars(embedding).get("rope_type")  # by layer type, without those that do not rotate
+            kinds = list(kinds) if isinstance(kinds, dict) else getattr(embedding, "layer_types", ())
             more = [kinds[0]] if kinds and "layer_type" in inspect.signature(original.forward).parameters else []
             self.positions[key] = original.forward(embedding, hidden, position_ids, *more)
         return self.positions[key]

@@ -7,22 +7,41 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...ops.rms_norm import ROUNDINGS
-from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_weights
-from ..checks.probe import LENGTHS, SIZES, call_with, norm_probe, random, tokens, weight_of, with_nan
+from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_placement, unsupported_weights
+from ..checks.probe import (
+    LENGTHS,
+    SIZES,
+    WIDTH,
+    call_with,
+    norm_probe,
+    probe_module,
+    random,
+    tokens,
+    weight_of,
+    with_nan,
+)
 from ..parallel_forward import FORWARD
-from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
+from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
 
 rms_norm = torch.ops.infini.rms_norm.default
 rms_norm_ = torch.ops.infini.rms_norm_.default
 add_rms_norm = torch.ops.infini.add_rms_norm.default
 
 EPS_NAMES = ("variance_epsilon", "eps")
+
+
+@lru_cache(64)
+def ones(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the weight of a norm that has none."""
+    with torch.inference_mode(False):
+        return torch.ones(size, dtype=dtype, device=device)
 
 
 class NormPlan(NamedTuple):
@@ -40,6 +59,14 @@ def eps_name(module: nn.Module) -> str | None:
     if weight is None or weight.dim() != 1:
         return None
     return next((name for name in EPS_NAMES if isinstance(vars(module).get(name), float)), None)
+
+
+def is_weightless(module: nn.Module) -> bool:
+    """Return whether a module may be an RMSNorm without a weight, whose columns only a call tells."""
+    if "Norm" not in type(module).__name__ or module._modules or module._buffers:
+        return False
+    bare = all(parameter is None for parameter in module._parameters.values())
+    return bare and any(isinstance(vars(module).get(name), float) for name in EPS_NAMES)
 
 
 def normalize(x: Tensor, module: nn.Module) -> Tensor:
@@ -146,3 +173,43 @@ class RMSNorm(Patched):
         normed, handed.result, handed.normed = handed.normed, None, None
         assert normed is not None
         return normed
+
+
+class WeightlessRMSNorm(Patched):
+    """y = x / sqrt(mean(x^2) + eps), in float32, rounded once; the plan is the name of eps."""
+
+    infini_ops = "rms_norm"
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        if not is_weightless(module):
+            raise Unsupported("it is not built like an RMSNorm without a weight")
+        if reason := unsupported_placement(module):
+            raise Unsupported(reason)
+        return [next(name for name in EPS_NAMES if isinstance(vars(module).get(name), float))]
+
+    @classmethod
+    def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
+        small = probe_module(module, dict.fromkeys(module._parameters))
+        return Probe(small, cls.calls)
+
+    @staticmethod
+    def calls() -> Iterator[ProbeCall]:
+        for size in (WIDTH, 33):
+            yield ProbeCall("", call_with(random(40, size)), 1e-5)
+        few = random(2, 3, 4, WIDTH)
+        for factor in (1e-3, *SIZES):  # the square of the first is about eps
+            yield ProbeCall(f"for numbers of about {factor:g}", call_with(factor * few), 1e-5)
+        for dtype, tolerance in ((torch.bfloat16, 1e-3), (torch.float16, 2e-3)):
+            name = str(dtype).removeprefix("torch.")
+            yield ProbeCall(f"in {name}", call_with(random(512, WIDTH), dtype), tolerance, dtype=dtype)
+        yield ProbeCall("for hidden states with NaN", call_with(with_nan(random(2, 3, WIDTH))), 1e-5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if needs_fallback(self, x):
+            original: Tensor = super().forward(x)
+            return original
+        size = x.shape[-1]
+        weight = x.new_ones(size) if torch.compiler.is_compiling() else ones(size, x.dtype, x.device)
+        eps: float = self.__dict__[self.__dict__[PLAN]]
+        return rms_norm(dense_last(x), weight, eps, ROUNDINGS["once"])

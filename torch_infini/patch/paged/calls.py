@@ -65,10 +65,11 @@ class PagedBackend:
         if site is None or mask is not None:
             raise Unserved(f"{type(module).__name__} attends otherwise than in the model's first call")
         layer = self._cache.layer(site.layer)
-        if site.v_dim < site.head_dim:
-            v = nn.functional.pad(v, (0, site.head_dim - site.v_dim))
-        keys, values, *scales = layer
-        _paged_caching(keys, values, k.flatten(0, 1), v.flatten(0, 1), self._batch.slot_mapping, *scales)
+        if site.writes:
+            if site.v_dim < site.head_dim:
+                v = nn.functional.pad(v, (0, site.head_dim - site.v_dim))
+            keys, values, *scales = layer
+            _paged_caching(keys, values, k.flatten(0, 1), v.flatten(0, 1), self._batch.slot_mapping, *scales)
         y = self._attend_blocks(q.flatten(0, 1), layer, site, scores).unsqueeze(0)
         return y if site.v_dim == site.head_dim else y[..., : site.v_dim]
 

@@ -31,7 +31,7 @@ from ..layers.memory import use_large_pages
 from ..layers.paged import PAGED_NAME
 from .calls import PagedBackend
 from .rotation import find_switch, rotary_modules, rotate_by_row
-from .sites import Unserved, configs_of, find_sites, implementation
+from .sites import Unserved, configs_of, find_sites, implementation, value_of
 
 _NAME = "torch_infini.LLM"
 _BLOCK = 4  # tokens of a block in the trial
@@ -115,7 +115,7 @@ class PagedModel:
                     text.model_type,
                     logits.shape[-1],
                     positions,
-                    getattr(text, "num_attention_heads", sites[0].kv_heads),
+                    value_of(text, "num_attention_heads", sites[0].kv_heads),
                     sites[0].kv_heads,
                     inner.generation_config.bos_token_id,
                     () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
@@ -164,7 +164,7 @@ class PagedModel:
         self, blocks: int, block_size: int, dtype: torch.dtype | None = None, sequences: int = 1
     ) -> KVCache | MixedKVCache:
         """Make a cache for this model, on its device; dtype None: the model's. `sequences`: rows of its states."""
-        layers = [(site.kv_heads, site.head_dim) for site in self._sites.attention.values()]
+        layers = [(site.kv_heads, site.head_dim) for site in self._sites.attention.values() if site.writes]
         dtype = self.dtype if dtype is None else dtype
         cache: KVCache | MixedKVCache
         if len(set(layers)) > 1:
@@ -187,7 +187,8 @@ class PagedModel:
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of a token's keys and values in a cache of that dtype."""
-        return sum(token_bytes(1, site.kv_heads, site.head_dim, dtype) for site in self._sites.attention.values())
+        writing = [site for site in self._sites.attention.values() if site.writes]
+        return sum(token_bytes(1, site.kv_heads, site.head_dim, dtype) for site in writing)
 
     def lora_sites(self) -> dict[str, LoRASite]:
         """Return the linear layers that adapters may change, by their names: all but the head."""

@@ -5,7 +5,7 @@ transformers makes masks by functions of two positions, which say more than the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -49,6 +49,7 @@ class Site(NamedTuple):
 
     Attributes:
         layer: The number of its layer in the cache.
+        writes: Whether it writes keys and values there; else they are those of a module before it.
         kv_heads: Heads of k and v.
         head_dim: Columns of q and k.
         v_dim: Columns of v.
@@ -58,6 +59,7 @@ class Site(NamedTuple):
     """
 
     layer: int
+    writes: bool
     kv_heads: int
     head_dim: int
     v_dim: int
@@ -117,6 +119,11 @@ def window_of(visible: Callable[..., Any], positions: int) -> Window:
     return Window(0, high)
 
 
+def memory_of(x: Tensor) -> Hashable:
+    """Return what two tensors have in common if and only if they are views of the same elements in the same order."""
+    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride()
+
+
 class _RecordingBackend:
     """Backend of one ordinary call: records each module's site, and computes attention over the call's own tokens."""
 
@@ -124,14 +131,16 @@ class _RecordingBackend:
 
     def __init__(self, positions: int) -> None:
         self.positions = positions
-        self.masks: dict[int, tuple[Tensor, Window]] = {}
+        # With the tensors themselves, so that no memory is reused.
+        self.masks: dict[Hashable, tuple[Tensor, Window]] = {}
+        self.written: dict[Hashable, tuple[Tensor, Tensor, Site]] = {}
         self.sites = Sites({}, {})
 
     def mask(self, **kwargs: Any) -> Tensor | None:
         """Make the mask as for SDPA, and read its function. transformers calls it once for each kind of mask."""
         made = sdpa_mask(**{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
         if made is not None:
-            self.masks[id(made)] = made, window_of(kwargs["mask_function"], self.positions)
+            self.masks[memory_of(made)] = made, window_of(kwargs["mask_function"], self.positions)
         return made
 
     def attend(
@@ -146,17 +155,21 @@ class _RecordingBackend:
         if mask is None:
             if not scores.causal and q.shape[1] > 1:
                 raise Unserved("its attention sees later tokens, so that it does not continue a text")
-            if named := next((n for n in WINDOWS if getattr(vars(module).get("config"), n, None)), None):
+            if named := next((n for n in WINDOWS if value_of(vars(module).get("config"), n)), None):
                 raise Unserved(
                     f"its attention gets no mask that says which keys it sees, though its config has {named}"
                 )
             window = Window(0, self.positions)
-        elif id(mask) in self.masks:
-            window = self.masks[id(mask)][1]
+        elif (made := self.masks.get(memory_of(mask))) is not None:
+            window = made[1]
         else:
             raise Unserved("its attention has a mask that is not of transformers' mask functions")
         sizes = k.shape[2], k.shape[3], v.shape[3]
-        self.sites.attention[module] = Site(len(self.sites.attention), *sizes, k.dtype, window, scores)
+        place = memory_of(k), memory_of(v)
+        shared = self.written.get(place)
+        layer = len(self.written) if shared is None else shared[2].layer
+        site = self.sites.attention[module] = Site(layer, shared is None, *sizes, k.dtype, window, scores)
+        self.written.setdefault(place, (k, v, site))
         return attend(q, k, v, mask, scores.scale, scores.causal, scores.softcap, scores.sinks)
 
     def attend_fused(self, *args: Any) -> Tensor:
@@ -184,6 +197,14 @@ def _recording_mask(**kwargs: Any) -> Tensor | None:
     backend = CURRENT.backend
     assert isinstance(backend, _RecordingBackend), "the name is set by find_sites alone"
     return backend.mask(**kwargs)
+
+
+def value_of(config: Any, name: str, default: Any = None) -> Any:
+    """Return an entry of a config, of those that may differ by layer the one for all."""
+    try:
+        return getattr(config, name, default)
+    except RuntimeError:  # transformers refuses to read those
+        return vars(config).get(name, default)
 
 
 def configs_of(model: nn.Module) -> list[Any]:
