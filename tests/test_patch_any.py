@@ -191,7 +191,7 @@ def test_shared_keys_and_values_are_cached_once() -> None:
     from torch_infini.patch.paged.sites import find_sites
 
     model = model_of("gemma4_text")
-    sites = list(find_sites(model, tokens()[:1], 64)[0].values())
+    sites = list(find_sites(model, tokens()[:1], 64)[0].attention.values())
     assert [(site.layer, site.writes, site.head_dim) for site in sites] == [
         (0, True, 16),
         (1, True, 32),
