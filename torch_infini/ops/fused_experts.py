@@ -30,6 +30,7 @@ def fused_experts(
     limit: float = 7.0,
     gate_up_kind: str | int = -1,
     down_kind: str | int = -1,
+    weights_on_input: bool = False,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -64,6 +65,8 @@ def fused_experts(
         gate_up_kind: A kind of block of linear_blocks, such as "mxfp4", or its number, if gate_up is in blocks:
             [experts, 2 * inner, hidden / elements, bytes] uint8, the blocks of a row adjacent.
         down_kind: The kind of a down [experts, hidden, inner / elements, bytes] in blocks.
+        weights_on_input: Multiply the experts' inputs by weights, rounded to the dtype of x, instead of their results,
+            as Llama 4 does.
         out: [tokens, hidden], written and returned instead of a new tensor; must not share memory with the arguments.
 
     Returns:
@@ -75,7 +78,8 @@ def fused_experts(
         ValueError: For an unknown activation or name of a kind.
 
     Equivalent to:
-        >>> both = torch.einsum("tkih,th->tki", gate_up[index.long()], x)
+        >>> given = (x[:, None] * (weights[..., None] if weights_on_input else 1)).to(x.dtype)
+        >>> both = torch.einsum("tkih,tkh->tki", gate_up[index.long()], given.expand(*index.shape, -1))
         >>> both = both if gate_up_bias is None else both + gate_up_bias[index.long()]
         >>> gate, up = (both[..., ::2], both[..., 1::2]) if interleaved else both.chunk(2, -1)
         >>> if activation in ("swiglu_oai", "swiglu_clamped"):
@@ -88,7 +92,7 @@ def fused_experts(
         ...     h = torch.nn.functional.silu(gate) * up
         >>> results = torch.einsum("tkhi,tki->tkh", down[index.long()], h)
         >>> results = results if down_bias is None else results + down_bias[index.long()]
-        >>> y = (results * weights[..., None]).sum(1).to(x.dtype)
+        >>> y = (results * (1 if weights_on_input else weights[..., None])).sum(1).to(x.dtype)
 
     Source: Shazeer et al., Outrageously Large Neural Networks, arXiv:1701.06538; gated as in arXiv:2002.05202;
         "swiglu_oai" and its parameters: OpenAI, gpt-oss model card, arXiv:2508.10925.
@@ -100,7 +104,7 @@ def fused_experts(
     kinds = [kind_number(name, kind) for name, kind in (("gate_up_kind", gate_up_kind), ("down_kind", down_kind))]
     op = torch.ops.infini.fused_experts
     of = (x, gate_up, down, index, weights, ACTIVATIONS[activation], gate_up_scales, down_scales, gate_up_bias)
-    more = (down_bias, interleaved, alpha, limit, *kinds)
+    more = (down_bias, interleaved, alpha, limit, *kinds, weights_on_input)
     return op.default(*of, *more) if out is None else op.out(*of, *more, out=out)
 
 
@@ -129,6 +133,7 @@ def fake(
     limit: float = 7.0,
     gate_up_kind: int = -1,
     down_kind: int = -1,
+    weights_on_input: bool = False,
 ) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -137,7 +142,8 @@ SPEC = OpSpec(
     fused_experts,
     schema="(Tensor x, Tensor gate_up, Tensor down, Tensor index, Tensor weights, int activation=0, "
     "Tensor? gate_up_scales=None, Tensor? down_scales=None, Tensor? gate_up_bias=None, Tensor? down_bias=None, "
-    "bool interleaved=False, float alpha=1.702, float limit=7.0, int gate_up_kind=-1, int down_kind=-1) -> Tensor",
+    "bool interleaved=False, float alpha=1.702, float limit=7.0, int gate_up_kind=-1, int down_kind=-1, "
+    "bool weights_on_input=False) -> Tensor",
     fake=fake,
     devices=("cpu",),
 )

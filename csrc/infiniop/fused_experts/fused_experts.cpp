@@ -206,7 +206,7 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
     };
     // Pairs of a token and its j-th expert, sorted by expert: each gets a row of the results.
     std::vector<int64_t> begin(static_cast<size_t>(experts) + 1), row(static_cast<size_t>(pairs)),
-        token(static_cast<size_t>(pairs));
+        token(static_cast<size_t>(pairs)), choice(static_cast<size_t>(pairs));
     for (int64_t pair = 0; pair < pairs; ++pair) {
         ++begin[static_cast<size_t>(expert_of(pair)) + 1];
     }
@@ -220,6 +220,7 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
         const int64_t at = next[static_cast<size_t>(expert_of(pair))]++;
         row[static_cast<size_t>(pair)] = at;
         token[static_cast<size_t>(at)] = first + pair / k;
+        choice[static_cast<size_t>(at)] = pair % k;
     }
     const infiniDtype_t dtype = args.x.dtype;
     const auto size = static_cast<int64_t>(size_of(dtype));
@@ -237,7 +238,10 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
             return element(args.x, token[static_cast<size_t>(from + i)] * args.x.strides[0]);
         };
         TensorView x = matrix(x_of(0), dtype, rows, hidden, hidden);
-        if (rows > 1) {
+        if (args.weights_on_input) {
+            x.data = gathered;
+            scale_kernel(context, {args.x, args.weights, token.data() + from, choice.data() + from, x});
+        } else if (rows > 1) {
             for (int64_t i = 0; i < rows; ++i) {
                 std::memcpy(gathered + i * hidden * size, x_of(i), static_cast<size_t>(hidden * size));
             }
@@ -251,7 +255,7 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
         multiply(context, h, args.down, e, matrix(results + from * hidden * size, dtype, rows, hidden, hidden),
                  workspace);
     }
-    SumArgs sum{args.y, args.weights, results, row.data()};
+    SumArgs sum{args.y, args.weights, !args.weights_on_input, results, row.data()};
     for (TensorView *view : {&sum.y, &sum.weights}) {
         view->data = element(*view, first * view->strides[0]);
         view->shape[0] = tokens;

@@ -4,7 +4,8 @@
 // reads the experts that were chosen, each once.
 // Products are those of linear, of gemm for weights of adjacent columns, or of linear_group8, linear_table4 and
 // linear_blocks for quantized weights, with their bits for a row; gate, up, their gated product and each expert's result
-// are rounded to the dtype of x, and the sum over j is taken in float, in order, and rounded once.
+// are rounded to the dtype of x, and the sum over j is taken in float, in order, and rounded once. Or weights multiply the
+// inputs of the experts instead: x[t] * weights[t, j], rounded.
 #pragma once
 
 #include "cpu_capability.h"
@@ -44,6 +45,7 @@ struct Args {
     int64_t activation = 0;
     bool interleaved = false; // gate is the even rows of gate_up, up the odd ones
     double alpha = 1, limit = 0;
+    bool weights_on_input = false; // weights multiply x, not the results
 };
 
 // Check the arguments: the inputs, which determine the shape of y; then y too.
@@ -54,6 +56,15 @@ void check_output(const Args &args);
 void run(const ExecutionContext &context, const Args &args);
 
 extern KernelTable<Args> kernels;
+
+// to[i] = x[token[i]] * weights[token[i], choice[i]].
+struct ScaleArgs {
+    TensorView x, weights;
+    const int64_t *token, *choice;
+    TensorView to; // [rows, hidden], contiguous, the dtype of x
+};
+
+INFINI_CPU_KERNEL(scale_kernel, ScaleArgs)
 
 // y[i] = act(gate[i], up[i]).
 struct GateArgs {
@@ -66,9 +77,10 @@ struct GateArgs {
 
 INFINI_CPU_KERNEL(gate_kernel, GateArgs)
 
-// y[t] = the sum over j of weights[t, j] * results[row[t * k + j]].
+// y[t] = the sum over j of weights[t, j] * results[row[t * k + j]]; without weights, of results.
 struct SumArgs {
-    TensorView y, weights;
+    TensorView y, weights; // [tokens, hidden], [tokens, k]
+    bool weighted;
     const void *results; // rows of hidden elements, the dtype of y
     const int64_t *row;
 };

@@ -1,6 +1,6 @@
-// The CPU kernels of fused_experts between and after its products: the activation of gate and up, and the weighted sum
-// of each token's experts, in float.
-// Limit: memory bandwidth of gate and up and of the experts' results, each read once.
+// The CPU kernels of fused_experts around its products: inputs times weights, the activation of gate and up, and the
+// weighted sum of each token's experts, in float.
+// Limit: memory bandwidth of inputs, of gate and up, and of the experts' results, each read once.
 #include "fused_experts.h"
 #include "parallel.h"
 #include "vec.h"
@@ -16,6 +16,24 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 using fused_experts::Activation;
+
+template <typename T> void scale_rows(const fused_experts::ScaleArgs &a) {
+    const int64_t rows = a.to.size(0), hidden = a.to.size(1);
+    with_float_type(a.weights.dtype, [&](auto type) {
+        const auto *const weights = a.weights.as<const decltype(type)>();
+        parallel_for(rows, 2 * rows * hidden * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; ++row) {
+                const int64_t token = a.token[row];
+                const VecF weight =
+                    splat(widen(weights[token * a.weights.strides[0] + a.choice[row] * a.weights.strides[1]]));
+                const auto *const x = a.x.as<const T>() + token * a.x.strides[0];
+                T *const to = a.to.as<T>() + row * hidden;
+                for_each_vector(hidden,
+                                [&](int64_t i, auto lanes) { store_at(to, i, load_at(x, i, lanes) * weight, lanes); });
+            }
+        });
+    });
+}
 
 struct Pair {
     VecF gate, up;
@@ -90,7 +108,8 @@ template <typename T> void sum_experts(const fused_experts::SumArgs &a) {
                 for_each_vector(hidden, [&](int64_t i, auto lanes) {
                     VecF total{};
                     for (int64_t j = 0; j < k; ++j) {
-                        const float weight = widen(weights[t * a.weights.strides[0] + j * a.weights.strides[1]]);
+                        const int64_t at = t * a.weights.strides[0] + j * a.weights.strides[1];
+                        const float weight = a.weighted ? widen(weights[at]) : 1.0f;
                         total += splat(weight) * load_at(results + a.row[t * k + j] * hidden, i, lanes);
                     }
                     store_at(y, i, total, lanes);
@@ -102,6 +121,11 @@ template <typename T> void sum_experts(const fused_experts::SumArgs &a) {
 
 } // namespace
 } // namespace infini::INFINI_LEVEL
+
+void infini::fused_experts::INFINI_LEVEL::scale_kernel(const ScaleArgs &args) {
+    using namespace infini::INFINI_LEVEL;
+    with_float_type(args.x.dtype, [&](auto type) { scale_rows<decltype(type)>(args); });
+}
 
 void infini::fused_experts::INFINI_LEVEL::gate_kernel(const GateArgs &args) {
     using namespace infini::INFINI_LEVEL;

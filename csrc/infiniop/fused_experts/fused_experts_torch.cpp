@@ -28,7 +28,7 @@ using Optional = std::optional<Tensor>;
 Args inputs(const ExecutionContext &context, const Tensor &x, const Tensor &gate_up, const Tensor &down,
             const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
             const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias, bool interleaved,
-            double alpha, double limit, int64_t gate_up_kind, int64_t down_kind) {
+            double alpha, double limit, int64_t gate_up_kind, int64_t down_kind, bool weights_on_input) {
     Args args;
     args.x = view(context, kRule, "x", x);
     args.gate_up = {view(context, kRule, "gate_up", gate_up),
@@ -42,6 +42,7 @@ Args inputs(const ExecutionContext &context, const Tensor &x, const Tensor &gate
     args.interleaved = interleaved;
     args.alpha = alpha;
     args.limit = limit;
+    args.weights_on_input = weights_on_input;
     check_inputs(args);
     return args;
 }
@@ -49,9 +50,10 @@ Args inputs(const ExecutionContext &context, const Tensor &x, const Tensor &gate
 Tensor fused_experts(const ExecutionContext &context, const Tensor &x, const Tensor &gate_up, const Tensor &down,
                      const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
                      const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias,
-                     bool interleaved, double alpha, double limit, int64_t gate_up_kind, int64_t down_kind) {
+                     bool interleaved, double alpha, double limit, int64_t gate_up_kind, int64_t down_kind,
+                     bool weights_on_input) {
     Args args = inputs(context, x, gate_up, down, index, weights, activation, gate_up_scales, down_scales, gate_up_bias,
-                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind);
+                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind, weights_on_input);
     Tensor y = empty_like(context, args.x);
     args.y = view(context, kRule, "out", y);
     run(context, args);
@@ -62,9 +64,9 @@ Tensor fused_experts_out(const ExecutionContext &context, const Tensor &x, const
                          const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
                          const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias,
                          bool interleaved, double alpha, double limit, int64_t gate_up_kind, int64_t down_kind,
-                         Tensor out) {
+                         bool weights_on_input, Tensor out) {
     Args args = inputs(context, x, gate_up, down, index, weights, activation, gate_up_scales, down_scales, gate_up_bias,
-                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind);
+                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind, weights_on_input);
     args.y = view(context, kRule, "out", out);
     check_output(args);
     run(context, args);

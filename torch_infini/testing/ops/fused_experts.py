@@ -82,6 +82,16 @@ class ExpertsCall:
     limit: float = 7.0
     gate_up_kind: int = -1
     down_kind: int = -1
+    weights_on_input: bool = False
+
+    def given(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """Return the inputs of an expert."""
+        x = self.x[tokens]
+        return (x * self.weights[tokens, places, None]).to(x.dtype) if self.weights_on_input else x
+
+    def weighted(self, results: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+        """Return the results of an expert as they are summed."""
+        return results if self.weights_on_input else results * self.weights[tokens, places, None]
 
     @property
     def first(self) -> Weights:
@@ -118,9 +128,8 @@ def reference(call: ExpertsCall) -> Tensor:
     x = call.x
     y = torch.zeros(x.shape, dtype=torch.float64)
     for e, tokens, places in call.chosen():
-        h = call.activate(call.first.product(x[tokens], e)).to(x.dtype)
-        results = call.second.product(h, e)
-        y.index_add_(0, tokens, results * call.weights[tokens, places, None].double())
+        h = call.activate(call.first.product(call.given(tokens, places), e)).to(x.dtype)
+        y.index_add_(0, tokens, call.weighted(call.second.product(h, e), tokens, places))
     return y
 
 
@@ -129,8 +138,8 @@ def peer(call: ExpertsCall) -> Tensor:
     x = call.x
     y = torch.zeros_like(x)
     for e, tokens, places in call.chosen():
-        h = call.second.linear(call.activate(call.first.linear(x[tokens], e)), e)
-        y.index_add_(0, tokens, (h * call.weights[tokens, places, None]).to(x.dtype))
+        h = call.second.linear(call.activate(call.first.linear(call.given(tokens, places), e)), e)
+        y.index_add_(0, tokens, call.weighted(h, tokens, places).to(x.dtype))
     return y
 
 
@@ -230,6 +239,10 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("swiglu_oai without limit", (*few, oai), {"limit": float("inf"), "alpha": 0.5})
     yield Sample("swiglu_clamped", (*few, ACTIVATIONS["swiglu_clamped"]), {"limit": 0.5})
     yield Sample("interleaved", few, {"interleaved": True})
+    for of_weights in (None, torch.float32):
+        for tokens in (1, 9):
+            name = f"weights {'in float32 ' if of_weights else ''}on the input, {tokens} tokens"
+            yield Sample(name, inputs(dtype, tokens, 65, 32, 4, 2, of_weights), {"weights_on_input": True})
     both = biases(dtype, 4, 32, 64)
     yield Sample("down_bias alone", few, {"down_bias": both["down_bias"]})
     # Rows that are adjacent again would be multiplied by linear, whose sums have another order.
