@@ -76,6 +76,7 @@ PRIVATE = {
     ("nn.linear", "ops._packed"),
     ("patch.checks.conditions", "ops._registry"),
     ("patch.layers.sharded", "ops._registry"),
+    ("testing.ops.fused_experts", "ops._blocks"),
     ("testing.ops.fused_experts", "ops._panels"),
     ("testing.ops.linear_blocks", "ops._blocks"),
     ("weights.blocks", "ops._blocks"),

@@ -62,15 +62,18 @@ def tokens_of(calibrate: Tensor | None, vocabulary: int) -> Tensor:
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the weights to quantize: [n, k] of a linear layer, [experts, n, k] of experts."""
-    names = EXPERTS if isinstance(module, Experts) else ("weight",)
-    return {name: module.get_parameter(name).detach() for name in names}
+    if isinstance(module, Experts):
+        return {name: module.rows(name) for name in EXPERTS}
+    return {"weight": module.get_parameter("weight").detach()}
 
 
 @contextmanager
 def weights_as(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Run the body with other weights in a layer."""
+    """Run the body with other weights in a layer, as weights_of returns them."""
     old = {name: module._parameters[name] for name in weights}
-    module._parameters.update({name: nn.Parameter(w, requires_grad=False) for name, w in weights.items()})
+    for name, weight in weights.items():
+        stored = module.as_stored(weight) if isinstance(module, Experts) else weight
+        module._parameters[name] = nn.Parameter(stored, requires_grad=False)
     try:
         yield
     finally:
@@ -91,7 +94,7 @@ def quantized(weight: Tensor, name: str) -> Tensor:
     format, (n, k) = FORMATS[name], weight.shape
     new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=weight.device)
     integers = format.empty(n, k, format.group(k), weight.dtype, new)
-    format.quantize(weight, integers)
+    format.quantize(weight.contiguous(), integers)
     return format.dequantize(integers, 0, n, k, weight.dtype)
 
 

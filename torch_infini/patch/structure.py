@@ -24,6 +24,7 @@ from .layers.layer_norm import LayerNorm, is_layer_norm
 from .layers.linear import Linear, TransposedLinear
 from .layers.linear_attention import LinearAttention, has_delta_rule
 from .layers.loop import Loop
+from .layers.mixture import InputScaledMixture, has_scaled_inputs
 from .layers.mlp import GatedMLP
 from .layers.norm import RMSNorm, WeightlessRMSNorm, eps_name, is_weightless
 from .layers.scale import Scale, is_scale
@@ -32,14 +33,8 @@ from .model import Model
 from .parallel_forward import parallel_forward
 from .swap import Patched, Unsupported
 
-KEEP_THEIR_PARTS = (
-    InterfaceAttention,
-    LinearAttention,
-    DecoderLayer,
-    Loop,
-    Model,
-    Scale,
-)  # patched, and call what is in them
+# Patched, and call what is in them.
+KEEP_THEIR_PARTS = (InterfaceAttention, LinearAttention, InputScaledMixture, DecoderLayer, Loop, Model, Scale)
 
 
 class Unknown(Patched):
@@ -115,6 +110,8 @@ def of_any(
             yield here, LinearAttention
         elif has_experts(module):
             yield here, Experts
+        elif has_scaled_inputs(module):
+            yield here, InputScaledMixture
         elif "down_proj" in module._modules and has_gate(module):
             yield here, GatedMLP
     own = [here for here, module in inside.items() if calls_interface(module) and not isinstance(module, Patched)]

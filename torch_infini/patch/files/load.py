@@ -19,9 +19,9 @@ from ...checkpoints import StoredLayer, TensorInfo, Wanted, check_tensors, read_
 from ...weights import FORMATS
 from ..apply import apply
 from ..checks.verify import Verifier
-from ..decoder import find_llama
+from ..decoder import find_decoder
 from ..layers import quantized_experts, quantized_linear
-from ..layers.experts import Experts, has_experts, plan_of
+from ..layers.experts import Experts, has_experts, plans_of
 from ..layers.quantized import Quantized
 from ..state import Selection
 from ..swap import Unsupported
@@ -119,11 +119,11 @@ def install_experts(
     if not FORMATS[layer.format].serves_experts or layer.group:
         able = ", ".join(sorted(one.name for one in FORMATS.values() if one.serves_experts))
         raise invalid(file, field, f"have one of the formats of experts, {able}, with group 0", tuple(layer), where)
-    found = find_llama(model)
+    found = find_decoder(model)
     try:
         if found is None:
-            raise Unsupported("the model has no decoder of the Llama family")
-        experts = Verifier(found[1]).checked(module, Experts, [plan_of(module)])
+            raise Unsupported("the model has no decoder")
+        experts = Verifier(found[1]).checked(module, Experts, plans_of(module))
     except Unsupported as reason:
         raise invalid(file, field, "name experts that can be patched", str(reason), where) from None
     plan = quantized_experts.QuantizedExpertsPlan(layer.format, layer.group, dtype, experts)

@@ -1,11 +1,14 @@
 """The experts of a mixture of a patched model: gated MLPs in two tensors, of which each token uses a few.
 
-The router, whatever it computes, and the block around them run as they are.
+The tensors may be stored by rows or transposed (read in place), with biases, and gate and up may alternate. The router,
+whatever it computes, and the block around them run as they are; mixture.py has the block of Llama 4.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +24,31 @@ from .mlp import ACTIVATION_NAMES, GATES
 fused_experts = torch.ops.infini.fused_experts.default
 
 WEIGHTS = ("gate_up_proj", "down_proj")
+BIASES = ("gate_up_proj_bias", "down_proj_bias")
 _EXPERTS, _INNER, _CHOSEN = 4, 24, 2  # of a probe module
+_LARGE = 30.0  # magnitude of gate and up for which a formula may clamp
 
 
 class ExpertsPlan(NamedTuple):
-    """The number of the activation, as torch.ops.infini.fused_experts takes it, and the name of its module."""
+    """What the experts compute, and how their weights are stored.
+
+    Attributes:
+        activation: Its number, as torch.ops.infini.fused_experts takes it.
+        module: The name of the activation's module; "" if the forward computes it.
+        transposed: Whether the weights are [experts, hidden, 2 * inner] and [experts, inner, hidden].
+        interleaved: Whether gate and up alternate.
+        alpha: As the op takes it.
+        limit: Likewise.
+        is_dense: Whether the forward takes rows for every expert, those of the first expert first, and no index.
+    """
 
     activation: int
     module: str
+    transposed: bool = False
+    interleaved: bool = False
+    alpha: float = 1.0
+    limit: float = inf
+    is_dense: bool = False
 
 
 def has_experts(module: nn.Module) -> bool:
@@ -38,53 +58,56 @@ def has_experts(module: nn.Module) -> bool:
 
 
 class Experts(Patched):
-    """y[t] = the sum of weights[t, j] * MLP_e(x[t]) over the chosen experts e = index[t, j]."""
+    """y[t] = the sum of weights[t, j] * MLP_e(x[t]) over the chosen experts e = index[t, j].
+
+    If the plan is dense, the module takes [experts * rows, hidden] instead, and returns MLP_e of the rows of each e.
+    """
 
     infini_ops = "fused_experts"
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
-        plan = plan_of(module)
+        plans = plans_of(module)
         if reason := unsupported_weights(module):
             raise Unsupported(reason)
         if not all(map(on_cpu, module.parameters())):
             raise Unsupported("the op for experts runs on the CPU alone")
-        return [plan]
+        return plans
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
-        _, hidden, inner = sizes(module)
-        inner = WIDTH if inner == hidden else _INNER
-        parameters = {
-            "gate_up_proj": frozen(random(_EXPERTS, 2 * inner, WIDTH) / WIDTH**0.5),
-            "down_proj": frozen(random(_EXPERTS, WIDTH, inner, seed=1) / inner**0.5),
-        }
-        small = probe_module(module, parameters, module._modules)
-        vars(small)[PROBE_SEED] = 0
-        # A forward may read its sizes from attributes.
-        experts, *others = sizes(module)
-        for name, value in vars(module).items():
-            if type(value) is int and "num" in name:
-                vars(small)[name] = _EXPERTS if value == experts else value
-            elif type(value) is int and value in others:
-                vars(small)[name] = (WIDTH, inner)[others.index(value)]
+        small = small_experts(module)
         return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
     def calls(small: nn.Module) -> Iterator[ProbeCall]:
         def call(
-            when: str, x: Tensor, size: float = 1, dtype: torch.dtype = torch.float32, wide: bool = False
+            when: str,
+            x: Tensor,
+            size: float = 1,
+            dtype: torch.dtype = torch.float32,
+            wide: bool = False,
+            gates: float = 1,
         ) -> ProbeCall:
-            """Return a call with x of magnitude `size`; wide: with weights in float32, whatever x is."""
+            """Return a call with x of magnitude `size`, and gate and up of magnitude `gates`.
+
+            wide: with weights in float32, whatever x is.
+            """
             count = len(x)
             order = random(count, _EXPERTS, seed=2).argsort(1)[:, :_CHOSEN]
             weights = random(count, _CHOSEN, seed=3).softmax(1).to(torch.float32 if wide else dtype)
-            given = {"": {"gate_up_proj": small.get_parameter("gate_up_proj") / size}} if size != 1 else {}
-            run = lambda forward: forward((size * x).to(dtype, copy=True), order.clone(), weights.clone())
+            gate_up = small.get_parameter("gate_up_proj")
+            given = {"": {"gate_up_proj": gate_up * gates / size}} if size != gates else {}
+            rows = x.repeat(_EXPERTS, 1) if is_dense(small) else x
+            more = () if is_dense(small) else (order, weights)
+            run = lambda forward: forward((size * rows).to(dtype, copy=True), *(one.clone() for one in more))
             return ProbeCall(when, run, HALF.get(dtype, 1e-4), given, dtype=dtype)
 
         few = random(5, WIDTH)
-        yield call("", few)
+        limit = limit_of(small)  # plans that clamp differ from others where they do
+        yield call("", few, gates=limit if limit < inf else 1)
+        yield call("for gates of about 1", few)
+        yield call(f"for gates of about {_LARGE:g}", few, gates=_LARGE)
         for length in LENGTHS:
             yield call(f"for {tokens(length)}", random(length, WIDTH))
         for size in SIZES:
@@ -95,21 +118,57 @@ class Experts(Patched):
         yield call("for hidden states with NaN", with_nan(few[None])[0])
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if len(args) != 2 or kwargs or hidden_states.dim() != 2 or hidden_states.is_cuda:
+        plan = self.experts_plan
+        if len(args) != 2 * (not plan.is_dense) or kwargs or not self.is_computed(hidden_states):
             return self.forward_of_original(hidden_states, *args, **kwargs)
-        if needs_fallback(self, hidden_states) or not unhooked(self._modules[self.experts_plan.module]):
-            return self.forward_of_original(hidden_states, *args, **kwargs)
+        if plan.is_dense:
+            experts = self.sizes[0]
+            index = torch.arange(experts, device=hidden_states.device).repeat_interleave(len(hidden_states) // experts)
+            return self.product(hidden_states, index[:, None], hidden_states.new_ones(len(hidden_states), 1))
         return self.product(hidden_states, *args)
+
+    def is_computed(self, hidden_states: Tensor) -> bool:
+        """Return whether the op computes a call with these inputs."""
+        if hidden_states.dim() != 2 or hidden_states.is_cuda or needs_fallback(self, hidden_states):
+            return False
+        name = self.experts_plan.module
+        return not name or unhooked(self._modules[name])
 
     def forward_of_original(self, *args: Any, **kwargs: Any) -> Tensor:
         result: Tensor = super().forward(*args, **kwargs)
         return result
 
-    def product(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def product(self, x: Tensor, index: Tensor, weights: Tensor, weights_on_input: bool = False) -> Tensor:
         """Compute forward for a caller that has already ruled out the original's."""
-        gate_up, down = map(self._parameters.__getitem__, WEIGHTS)
-        plan: ExpertsPlan = self.__dict__[PLAN]  # each call of Python counts here
-        return fused_experts(dense_last(x), gate_up, down, index, weights, plan.activation)
+        parameters = self._parameters
+        activation, _, transposed, interleaved, alpha, limit, _ = self.__dict__[PLAN]  # each call of Python counts here
+        gate_up, down = parameters["gate_up_proj"], parameters["down_proj"]
+        if transposed:
+            gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+        return fused_experts(
+            dense_last(x),
+            gate_up,
+            down,
+            index,
+            weights,
+            activation,
+            None,
+            None,
+            parameters.get("gate_up_proj_bias"),
+            parameters.get("down_proj_bias"),
+            interleaved,
+            alpha,
+            limit,
+            weights_on_input=weights_on_input,
+        )
+
+    def rows(self, name: str) -> Tensor:
+        """Return a weight as [experts, n, k], whose rows give the columns of a product: a view."""
+        return self.as_stored(self.get_parameter(name).detach())
+
+    def as_stored(self, weight: Tensor) -> Tensor:
+        """Return a weight [experts, n, k] with the dimensions of the parameter, or the reverse: a view."""
+        return weight.transpose(1, 2) if self.experts_plan.transposed else weight
 
     @property
     def experts_plan(self) -> ExpertsPlan:
@@ -122,8 +181,35 @@ class Experts(Patched):
         return sizes(self)
 
 
-def plan_of(module: nn.Module) -> ExpertsPlan:
-    """Return the plan by the module's structure, which Experts.probe checks; its weights may be on meta.
+def small_experts(module: nn.Module, experts: int = _EXPERTS) -> nn.Module:
+    """Return a probe module of experts, of which the weights may be quantized: few, small ones."""
+    old, transposed = sizes(module), is_transposed(module)
+    inner = WIDTH if old[1] == old[2] else _INNER
+    weights = {
+        "gate_up_proj": random(experts, 2 * inner, WIDTH) / WIDTH**0.5,
+        "down_proj": random(experts, WIDTH, inner, seed=1) / inner**0.5,
+    }
+    if transposed:
+        weights = {name: weight.transpose(1, 2).contiguous() for name, weight in weights.items()}
+    if module._parameters.get(BIASES[0]) is not None:
+        weights |= {BIASES[0]: random(experts, 2 * inner, seed=4), BIASES[1]: random(experts, WIDTH, seed=5)}
+    small = probe_module(module, {name: frozen(weight) for name, weight in weights.items()}, module._modules)
+    vars(small)[PROBE_SEED] = 0
+    resize(small, module, old, (experts, WIDTH, inner))
+    return small
+
+
+def resize(small: nn.Module, module: nn.Module, old: Sequence[int], new: Sequence[int]) -> None:
+    """Write the sizes of a probe module, (experts, hidden, inner), to its attributes, from which a forward may read."""
+    for name, value in vars(module).items():
+        if type(value) is int and "num" in name:
+            vars(small)[name] = new[0] if value == old[0] else value
+        elif type(value) is int and value in old[1:]:
+            vars(small)[name] = new[1 + list(old[1:]).index(value)]
+
+
+def plans_of(module: nn.Module) -> list[ExpertsPlan]:
+    """Return the plans by the module's structure, which Experts.probe checks; its weights may be on meta.
 
     Raises:
         Unsupported: For another structure.
@@ -131,25 +217,79 @@ def plan_of(module: nn.Module) -> ExpertsPlan:
     if getattr(module, "_is_expert_parallel", False):
         raise Unsupported("its experts are divided among ranks")
     names = [name for name, parameter in module._parameters.items() if parameter is not None]
-    if sorted(names) != sorted(WEIGHTS):
+    if sorted(names) not in (sorted(WEIGHTS), sorted(WEIGHTS + BIASES)):
         raise Unsupported(f"its experts have more than gate_up_proj and down_proj: {', '.join(names)}")
-    activation = next((name for name in ACTIVATION_NAMES if name in module._modules), None)
-    if activation is None or len(module._modules) > 1:
-        raise Unsupported(f"it has no activation ({' or '.join(ACTIVATION_NAMES)}), or other submodules")
-    kind = type(module._modules[activation])
-    if kind not in GATES:
-        raise Unsupported(f"its activation is {kind.__name__}, neither SiLU nor GELU by tanh")
-    experts, hidden, inner = sizes(module)
-    shape = tuple(module.get_parameter("gate_up_proj").shape)
-    if shape != (experts, 2 * inner, hidden):
+    shape, (experts, hidden, inner) = tuple(module.get_parameter("gate_up_proj").shape), sizes(module)
+    transposed = is_transposed(module)
+    if shape != ((experts, hidden, 2 * inner) if transposed else (experts, 2 * inner, hidden)):
         raise Unsupported(
             f"its gate_up_proj has shape {list(shape)}, not [experts, 2 * inner, hidden] as its down_proj says"
         )
-    op: Any = GATES[kind]
-    return ExpertsPlan(ACTIVATIONS[op.name().removeprefix("infini::")], activation)
+    for name, columns in zip(BIASES, (2 * inner, hidden), strict=True):
+        bias = module._parameters.get(name)
+        if bias is not None and tuple(bias.shape) != (experts, columns):
+            raise Unsupported(f"its {name} has shape {list(bias.shape)}, not {[experts, columns]} as its weights say")
+    activation = next((name for name in ACTIVATION_NAMES if name in module._modules), "")
+    limit, alpha = limit_of(module), attribute(module, "alpha")
+    if len(module._modules) > bool(activation) or (not activation and limit == inf):
+        raise Unsupported(f"it has no activation ({' or '.join(ACTIVATION_NAMES)}), or other submodules")
+    formulas = []
+    if activation:
+        kind = type(module._modules[activation])
+        if kind not in GATES:
+            raise Unsupported(f"its activation is {kind.__name__}, neither SiLU nor GELU by tanh")
+        op: Any = GATES[kind]
+        formulas.append(op.name().removeprefix("infini::"))
+    if limit < inf:
+        formulas += ["swiglu_clamped", *(["swiglu_oai"] if alpha is not None else [])]
+    return [
+        ExpertsPlan(
+            ACTIVATIONS[formula],
+            activation,
+            transposed,
+            interleaved,
+            1.0 if alpha is None else alpha,
+            limit,
+            is_dense(module),
+        )
+        for formula in formulas
+        for interleaved in (False, True)
+    ]
+
+
+def attribute(module: nn.Module, name: str) -> float | None:
+    """Return the module's number of this name, or whose name ends with it."""
+    for key, value in vars(module).items():
+        if (key == name or key.endswith(f"_{name}")) and type(value) in (int, float):
+            return float(value)
+    return None
+
+
+def limit_of(module: nn.Module) -> float:
+    """Return the number to which gate and up may be clamped; infinity for none."""
+    limit = attribute(module, "limit")
+    return inf if limit is None or limit <= 0 else limit
+
+
+def is_dense(module: nn.Module) -> bool:
+    """Return whether the forward takes rows for every expert, and no index."""
+    original = getattr(module, "infini_original", type(module))
+    return len(inspect.signature(original.forward).parameters) == 2  # and self
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Return whether the products are of x with the weights themselves, and not with their transposes."""
+    if isinstance(module, Experts):
+        return module.experts_plan.transposed
+    _, n, k = module.get_parameter("down_proj").shape
+    return tuple(module.get_parameter("gate_up_proj").shape[1:]) == (k, 2 * n)
 
 
 def sizes(module: nn.Module) -> tuple[int, int, int]:
-    """Return (experts, hidden, inner) by the weight of the second product."""
-    experts, hidden, inner = module.get_parameter("down_proj").shape
-    return experts, hidden, inner
+    """Return (experts, hidden, inner) by the weight of the second product, or of quantized experts."""
+    weight = module._parameters.get("down_proj")
+    if weight is None:
+        assert isinstance(module, Experts)
+        return module.sizes
+    experts, hidden, inner = weight.shape
+    return (experts, inner, hidden) if is_transposed(module) else (experts, hidden, inner)

@@ -63,11 +63,19 @@ NEXT = "_infini_next"  # attribute of a patched layer: (the norm that its result
 
 
 class LayerPlan(NamedTuple):
-    """Positions of the norms, the factor of both branches before the residual additions, and the names of dropouts."""
+    """What a layer computes around its attention and MLP.
+
+    Attributes:
+        layout: The positions of the norms.
+        multiplier: The factor of both branches before the residual additions.
+        dropouts: The names of dropouts.
+        mlp_returns_pair: Whether the MLP returns its router's scores beside its result, as in gpt-oss.
+    """
 
     layout: Layout
     multiplier: float
     dropouts: tuple[str, ...]
+    mlp_returns_pair: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,15 +104,15 @@ class _Branch(nn.Module):
 
     size = 1.0  # magnitude of the results
 
-    def __init__(self, seed: int, with_weights: bool) -> None:
+    def __init__(self, seed: int, returns_pair: bool) -> None:
         super().__init__()
         self.seed = seed
-        self.with_weights = with_weights
+        self.returns_pair = returns_pair
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
         weight = random(WIDTH, seed=self.seed).to(hidden_states.dtype)
         y = self.size * (torch.tanh(hidden_states * weight) + weight)
-        return (y, None) if self.with_weights else y
+        return (y, None) if self.returns_pair else y
 
 
 class DecoderLayer(Patched):
@@ -128,20 +136,12 @@ class DecoderLayer(Patched):
         if "forward" in vars(module):
             raise Unsupported(unsupported_placement(module) or "")
         dropouts = tuple(name for name, child in children.items() if isinstance(child, nn.Dropout))
-        return [LayerPlan(layout, float(getattr(module, "residual_multiplier", 1.0)), dropouts)]
+        multiplier = float(getattr(module, "residual_multiplier", 1.0))
+        return [LayerPlan(layout, multiplier, dropouts, takes_pair(module))]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
-        modules: dict[str, nn.Module | None] = {}
-        for seed, (name, child) in enumerate(module._modules.items()):
-            if name in ("self_attn", "mlp"):
-                modules[name] = _Branch(seed, name == "self_attn")
-            elif child is not None and eps_name(child):
-                modules[name] = norm_probe(child, seed, WIDTH)
-            else:
-                modules[name] = child
-        small = probe_module(module, modules=modules)
-        vars(small).pop(NEXT, None)
+        small = small_layer(module, takes_pair(module))
         return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
@@ -176,7 +176,7 @@ class DecoderLayer(Patched):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         modules = self._modules
-        (first, attended_by, second, last), multiplier, _ = self.__dict__[PLAN]
+        (first, attended_by, second, last), multiplier, _, mlp_returns_pair = self.__dict__[PLAN]
         compiling = torch.compiler.is_compiling()
         handed = HANDOVER
         if not compiling and self._forward_pre_hooks:  # they may have written to the norm
@@ -215,6 +215,8 @@ class DecoderLayer(Patched):
         else:
             x = stream = hidden_states + x
         x = modules["mlp"](x) if dispatch.mlp is None else modules["mlp"].compute(dispatch.mlp, x)
+        if mlp_returns_pair:
+            x, _ = x
         if not dispatch.closed:
             dispatch = cached_dispatch(self, x) or dispatch
         if last is not None:
@@ -259,6 +261,31 @@ class DecoderLayer(Patched):
             terms_of(modules[plan.layout.before_mlp]) if plan.layout.before_mlp else None,
             terms_of(following) if is_served(following) else None,
         )
+
+
+def small_layer(module: nn.Module, mlp_returns_pair: bool) -> nn.Module:
+    """Return a probe module of a layer."""
+    modules: dict[str, nn.Module | None] = {}
+    for seed, (name, child) in enumerate(module._modules.items()):
+        if name in ("self_attn", "mlp"):
+            modules[name] = _Branch(seed, mlp_returns_pair or name == "self_attn")
+        elif child is not None and eps_name(child):
+            modules[name] = norm_probe(child, seed, WIDTH)
+        else:
+            modules[name] = child
+    small = probe_module(module, modules=modules)
+    vars(small).pop(NEXT, None)
+    return small
+
+
+def takes_pair(module: nn.Module) -> bool:
+    """Return whether the layer's own forward takes a pair from its MLP: one that adds a pair to a tensor raises."""
+    try:
+        with torch.no_grad():
+            small_layer(module, True).forward(random(1, 3, WIDTH), **EMPTY)
+    except Exception:  # whatever a forward does with what it does not expect; the probe's calls tell the rest
+        return False
+    return True
 
 
 def computes(module: Any, patch: type[Attention | GatedMLP]) -> bool:

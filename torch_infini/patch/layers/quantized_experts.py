@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...weights import FORMATS, Integers, best
 from ..checks.conditions import dense_last
 from ..swap import PLAN, Unsupported, restore, swap
-from .experts import WEIGHTS, Experts, ExpertsPlan, fused_experts, sizes
+from .experts import BIASES, WEIGHTS, Experts, ExpertsPlan, fused_experts, sizes
 from .quantized import Quantized, all_finite, nth, shown
 
 DENSE = "_infini_dense"  # attribute during the original's forward: the dequantized weights, by name
@@ -35,7 +35,10 @@ def scales_name(name: str) -> str:
 
 
 class QuantizedExperts(Quantized, Experts):
-    """Experts whose weights are [experts, panels, blocks, bytes]; the original's names give dequantized weights."""
+    """Experts whose weights are [experts, panels, blocks, bytes]; the original's names give dequantized weights.
+
+    Rows are quantized, and stored, as the products take them, however the original's weights are laid out.
+    """
 
     freed = WEIGHTS
     kept = tuple(scales_name(name) for name in WEIGHTS)
@@ -60,12 +63,12 @@ class QuantizedExperts(Quantized, Experts):
 
     @property
     def gate_up_proj(self) -> Tensor:
-        """The dequantized weights, [experts, 2 * inner, hidden] in the module's dtype: a new tensor at each access."""
+        """The dequantized weights in the module's dtype, as the original stores them: a new tensor at each access."""
         return self.dequantized("gate_up_proj")
 
     @property
     def down_proj(self) -> Tensor:
-        """The dequantized weights, [experts, hidden, inner], likewise."""
+        """The dequantized weights, likewise."""
         return self.dequantized("down_proj")
 
     def dequantized(self, name: str) -> Tensor:
@@ -80,7 +83,7 @@ class QuantizedExperts(Quantized, Experts):
         weights = torch.empty(experts, n, k, dtype=plan.dtype, device=integers.scales.device)
         for e in range(experts):
             weights[e] = FORMATS[plan.format].dequantize(nth(integers, e), 0, n, k, plan.dtype)
-        return shown(weights)
+        return shown(self.as_stored(weights))
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -105,11 +108,21 @@ class QuantizedExperts(Quantized, Experts):
         finally:
             vars(self).pop(DENSE, None)
 
-    def product(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        buffers = self._buffers
-        of = [buffers[integers_name(name)] for name in WEIGHTS]
-        scales = [buffers[scales_name(name)] for name in WEIGHTS]
-        return fused_experts(dense_last(x), *of, index, weights, self.experts_plan.activation, *scales)
+    def product(self, x: Tensor, index: Tensor, weights: Tensor, weights_on_input: bool = False) -> Tensor:
+        buffers, plan = self._buffers, self.experts_plan
+        return fused_experts(
+            dense_last(x),
+            *(buffers[integers_name(name)] for name in WEIGHTS),
+            index,
+            weights,
+            plan.activation,
+            *(buffers[scales_name(name)] for name in WEIGHTS),
+            *(self._parameters.get(name) for name in BIASES),
+            plan.interleaved,
+            plan.alpha,
+            plan.limit,
+            weights_on_input=weights_on_input,
+        )
 
     def extra_repr(self) -> str:
         experts, hidden, inner = self.sizes
@@ -123,13 +136,13 @@ def quantize_experts(module: nn.Module, format: str) -> None:
     kind = FORMATS[plan.format]
     buffers: dict[str, Tensor] = {}
     for name in WEIGHTS:
-        weights = module.get_parameter(name).detach()
+        weights = module.rows(name)
         experts, n, k = weights.shape
         kinds = kind.kinds(n, k, plan.group, plan.dtype)
         new = {field: torch.zeros(experts, *spec.shape, dtype=spec.dtype) for field, spec in kinds.items()}
         integers = Integers(**new)
         for e in range(experts):
-            kind.quantize(weights[e], nth(integers, e))
+            kind.quantize(weights[e].contiguous(), nth(integers, e))
         buffers[integers_name(name)], buffers[scales_name(name)] = new["weight"], new["scales"]
     restore(module)
     install(module, plan, buffers)
