@@ -1,5 +1,5 @@
-"""Models that keep states beside keys and values (linear attention) in the engine: tokens of generate however requests
-are batched, cut, preempted, forked or interrupted, and every row of states is free in the end.
+"""Models that keep states beside keys and values (linear attention, short convolutions) in the engine: tokens of
+generate however requests are batched, cut, preempted, forked or interrupted; in the end every row of states is free.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_infini.patch.paged import PagedModel  # noqa: E402  # it imports tran
 from torch_infini.testing.causal_types import VOCABULARY, build  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KINDS = ("qwen3_next", "olmo_hybrid", "qwen3_5_moe_text")
+KINDS = ("qwen3_next", "lfm3", "olmo_hybrid", "qwen3_5_moe_text", "lfm2_moe")
 NEW = 9
 
 
@@ -48,7 +48,7 @@ def assert_rows_are_free(engine: Engine) -> None:
     assert sorted(scheduler._rows) == list(range(scheduler.max_num_seqs))
 
 
-@pytest.mark.full(beyond=1)
+@pytest.mark.full(beyond=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_generate(kind: str) -> None:
     """Prompts in chunks beside sequences that generate, requests that arrive later, and preemption."""

@@ -1,4 +1,6 @@
-"""patch_model on models with linear attention: logits, padded batches, generation, compilation, hooks, unpatching."""
+"""patch_model on models with linear attention or short convolutions: logits, padded batches, generation, compilation,
+hooks, unpatching.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from torch import Tensor
 import torch_infini
 from torch_infini.testing.causal_types import build
 
-FAMILIES = ["qwen3_5_text", "olmo_hybrid", pytest.param("qwen3_next", marks=pytest.mark.full)]
-OPS = "causal_conv1d, gated_delta_rule"
+FAMILIES = ["qwen3_5_text", "olmo_hybrid", "lfm3", pytest.param("qwen3_next", marks=pytest.mark.full)]
+OPS = {"linear_attn": "causal_conv1d, gated_delta_rule", "conv": "causal_conv1d"}
 
 
 @pytest.fixture
@@ -30,10 +32,10 @@ def linear_attention(model: Any) -> Any:
 
 
 def patched(model: Any) -> Any:
-    """Patch the model, and check that all its linear attention is replaced."""
-    report = torch_infini.patch_model(model)
-    rows = [row for row in report.rows if row.name.endswith("linear_attn")]
-    assert rows and all(row.op == OPS for row in rows), report
+    """Patch the model, and check that all its linear attention and short convolutions are replaced."""
+    report = torch_infini.patch_model(model, strict=True)
+    found = [(OPS[kind], row.op) for row in report.rows if (kind := row.name.rpartition(".")[2]) in OPS]
+    assert found and all(op == expected for expected, op in found), report
     return model
 
 

@@ -22,7 +22,13 @@ from .layers.interface_attention import InterfaceAttention, calls_interface, mis
 from .layers.layer import DecoderLayer
 from .layers.layer_norm import LayerNorm, is_layer_norm
 from .layers.linear import Linear, TransposedLinear
-from .layers.linear_attention import LinearAttention, has_delta_rule
+from .layers.linear_attention import (
+    LinearAttention,
+    RecurrentLayer,
+    ShortConvolution,
+    has_delta_rule,
+    is_short_convolution,
+)
 from .layers.loop import Loop
 from .layers.mixture import InputScaledMixture, has_scaled_inputs
 from .layers.mlp import GatedMLP
@@ -34,7 +40,7 @@ from .parallel_forward import parallel_forward
 from .swap import Patched, Unsupported
 
 # Patched, and call what is in them.
-KEEP_THEIR_PARTS = (InterfaceAttention, LinearAttention, InputScaledMixture, DecoderLayer, Loop, Model, Scale)
+KEEP_THEIR_PARTS = (InterfaceAttention, RecurrentLayer, InputScaledMixture, DecoderLayer, Loop, Model, Scale)
 
 
 class Unknown(Patched):
@@ -108,6 +114,8 @@ def of_any(
             yield here, GatedNorm
         elif has_delta_rule(module):
             yield here, LinearAttention
+        elif is_short_convolution(module):
+            yield here, ShortConvolution
         elif has_experts(module):
             yield here, Experts
         elif has_scaled_inputs(module):
@@ -129,7 +137,7 @@ def of_any(
                 yield here, Linear
         elif type(module) is Conv1D:
             yield here, TransposedLinear
-        elif any(issubclass(kind, LinearAttention) for kind in around):
+        elif any(issubclass(kind, RecurrentLayer) for kind in around):
             continue  # a convolution, whose weight it reads
         elif here not in known and not any("Router" in kind.__name__ for kind in around) and is_unknown(module):
             yield here, Scale if is_scale(module) else Unknown

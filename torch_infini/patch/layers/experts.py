@@ -230,10 +230,11 @@ def plans_of(module: nn.Module) -> list[ExpertsPlan]:
         if bias is not None and tuple(bias.shape) != (experts, columns):
             raise Unsupported(f"its {name} has shape {list(bias.shape)}, not {[experts, columns]} as its weights say")
     activation = next((name for name in ACTIVATION_NAMES if name in module._modules), "")
+    is_silu = any(vars(module).get(name) is nn.functional.silu for name in ACTIVATION_NAMES)  # as in LFM2's
     limit, alpha = limit_of(module), attribute(module, "alpha")
-    if len(module._modules) > bool(activation) or (not activation and limit == inf):
+    if len(module._modules) > bool(activation) or (not activation and not is_silu and limit == inf):
         raise Unsupported(f"it has no activation ({' or '.join(ACTIVATION_NAMES)}), or other submodules")
-    formulas = []
+    formulas = ["swiglu"] if is_silu else []
     if activation:
         kind = type(module._modules[activation])
         if kind not in GATES:

@@ -1,4 +1,4 @@
-"""Linear attention of a patched model: its own forward, in which the convolution and the delta rule are our ops.
+"""Linear attention and short convolutions of a patched model: their own forward, with our ops for convolution and rule.
 
 So caches, masks of padded batches, gates and norms are the module's. transformers' modules call these functions by the
 names in FUNCTIONS, of which each family has a copy.
@@ -26,7 +26,7 @@ causal_conv1d = torch.ops.infini.causal_conv1d.default
 gated_delta_rule = torch.ops.infini.gated_delta_rule.default
 
 _OUTPUTS = ("out_proj", "o_proj")
-_RULE = "torch_chunk_gated_delta_rule"
+_CONVOLUTION, _RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 
 
 def convolve(
@@ -75,7 +75,7 @@ def delta_rule(
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "causal_conv1d_fn": convolve,
+    _CONVOLUTION: convolve,
     "causal_conv1d_update": convolve_step,
     _RULE: delta_rule,
     "torch_recurrent_gated_delta_rule": delta_rule,
@@ -114,7 +114,7 @@ def delta_rule_in_step(
 
 STEP_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **FUNCTIONS,
-    "causal_conv1d_fn": convolve_in_step,
+    _CONVOLUTION: convolve_in_step,
     _RULE: delta_rule_in_step,
 }
 
@@ -122,6 +122,15 @@ STEP_FUNCTIONS: dict[str, Callable[..., Any]] = {
 def has_delta_rule(module: nn.Module) -> bool:
     """Return whether the module's forward, or that of the class that it had, calls the gated delta rule."""
     return isinstance(module, LinearAttention) or _RULE in own_forward(type(module)).__code__.co_names
+
+
+def is_short_convolution(module: nn.Module) -> bool:
+    """Return whether the module's forward, or that of the class that it had, convolves between linear layers alone."""
+    if isinstance(module, ShortConvolution):
+        return True
+    kinds = [nn.Linear if isinstance(child, nn.Linear) else type(child) for child in module.children()]
+    names = own_forward(type(module)).__code__.co_names
+    return _CONVOLUTION in names and not module._parameters and set(kinds) == {nn.Linear, nn.Conv1d}
 
 
 def own_forward(cls: type[nn.Module]) -> types.FunctionType:
@@ -141,10 +150,9 @@ def forward_with(cls: type[nn.Module], functions: dict[str, Callable[..., Any]],
     return made
 
 
-class LinearAttention(Patched):
-    """The module's own forward over causal_conv1d and gated_delta_rule."""
+class RecurrentLayer(Patched):
+    """The module's own forward over the ops of FUNCTIONS."""
 
-    infini_ops = "causal_conv1d, gated_delta_rule"
     forward_with_ops: Callable[..., Any]
     forward_in_step: Callable[..., Any]
 
@@ -165,7 +173,7 @@ class LinearAttention(Patched):
         if reason := unsupported_weights(module, *module._modules):
             raise Unsupported(reason)
         if not all(map(on_cpu, module.parameters())):
-            raise Unsupported("the ops for linear attention run on the CPU alone")
+            raise Unsupported("its ops run on the CPU alone")
         return [None]
 
     @classmethod
@@ -216,3 +224,15 @@ class LinearAttention(Patched):
             return super().forward(hidden_states, *args, **kwargs)
         # The forward reads the convolutions' weights, and does not call them.
         return self.forward_with_ops(hidden_states, *args, **kwargs)
+
+
+class LinearAttention(RecurrentLayer):
+    """The module's own forward over causal_conv1d and gated_delta_rule."""
+
+    infini_ops = "causal_conv1d, gated_delta_rule"
+
+
+class ShortConvolution(RecurrentLayer):
+    """The module's own forward over causal_conv1d: LFM2's layers without attention."""
+
+    infini_ops = "causal_conv1d"
