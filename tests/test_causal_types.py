@@ -19,7 +19,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "families.csv"
 # A fused layer, experts, keys wider than values, with images, no rotation, sinks, states, no interface, an encoder.
-SAMPLE = ("helium", "olmoe", "deepseek_v2", "got_ocr2", "opt", "mimo_v2_flash", "kimi_linear", "jamba", "bert")
+SAMPLE = (
+    "helium",
+    "olmoe",
+    "deepseek_v2",
+    "got_ocr2",
+    "opt",
+    "mimo_v2_flash",
+    "kimi_linear",
+    "jamba",
+    "bert",
+    "gemma4_text",
+)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ Of each family and each kind of attention: alone, in batches of mixed lengths, w
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,23 @@ def test_windows_of_a_config_that_no_module_has() -> None:
     original = copy.deepcopy(model)
     given = prompts((33, 18, 3))
     assert_continues(original, given, served(model).generate(given, greedy()))
+
+
+@pytest.mark.parametrize("kind", ["roberta", "bart", "gemma4_unified"])
+def test_positions_and_masks_of_other_models(kind: str) -> None:
+    """Positions behind padding's, positions that count from a cache, and a mask with a rule for images."""
+    model = causal_types.build(kind)
+    original = copy.deepcopy(model)
+    if kind == "bart":  # the bound of rounding reads the name of others
+        original.config.intermediate_size = original.config.decoder_ffn_dim
+    llm = served(model)
+    given = prompts((33, 18, 3))
+    assert_continues(original, given, llm.generate(given, greedy()))
+    first = 1 if kind == "roberta" else 0
+    assert llm.engine.max_model_len == 256 - first
+    del llm
+    gc.collect()
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_only_the_engine_calls_it() -> None:

@@ -168,13 +168,19 @@ def in_scope(model: nn.Module, name: str, decoder: Decoder) -> dict[str, nn.Modu
         if child is not None
         and not isinstance(child, PreTrainedModel)
         and all(part is not decoder.module for part in child.modules())
-        and not any(isinstance(part, PreTrainedModel) for part in child.modules())
+        and not any(map(is_model, child.modules()))
     ]
-    ids = {id(part) for root in (decoder.module, *heads) for part in root.modules()}
+    beside = [child for child in decoder.module.children() if not any(map(is_model, child.modules()))]
+    roots = [*(beside if decoder.is_llama else [decoder.module]), *heads]
+    ids = {id(part) for root in roots for part in root.modules()}
     for here, module in reversed(list(model.named_modules())):
         if id(module) in ids and here:
             found[here] = module
     return found
+
+
+def is_model(module: nn.Module) -> bool:
+    return isinstance(module, PreTrainedModel)
 
 
 def is_able(patch: type[Patched], module: nn.Module) -> bool:

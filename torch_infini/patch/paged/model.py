@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -30,7 +30,7 @@ from ..layers import interface
 from ..layers.memory import use_large_pages
 from ..layers.paged import PAGED_NAME
 from .calls import PagedBackend
-from .rotation import find_switch, rotary_modules, rotate_by_row
+from .rotation import find_switch, place_by_row, position_modules, rotary_modules, rotate_by_row
 from .sites import Unserved, configs_of, find_sites, implementation, value_of
 
 _NAME = "torch_infini.LLM"
@@ -121,9 +121,17 @@ class PagedModel:
                     () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
                 )
                 self.is_recordable = True
-                self._try(tokens, logits)
+                self._first = 0
+                placing = self._place_by_row()
+                try:
+                    self._try(tokens, logits)
+                finally:
+                    for handle in placing:
+                        handle.remove()
         except Unserved as unserved:
             raise ValueError(f"{_NAME}: {type(inner).__name__} cannot be served: {unserved}") from unserved
+        for handle in self._place_by_row():
+            finalize(self, handle.remove)
         if self.rotary_switch is not None:
             for module in rotary_modules(model):
                 finalize(self, module.register_forward_hook(rotate_by_row, with_kwargs=True).remove)
@@ -135,7 +143,7 @@ class PagedModel:
         ends = batch.ends if last else None
         more: dict[str, Any] = {"logits_to_keep": ends} if self._keeps and ends is not None else {}
         backend = PagedBackend(self._sites, batch, cache, self.rotary_switch)
-        tokens, positions = batch.tokens[None], backend.positions[None]
+        tokens, positions = batch.tokens[None], backend.positions[None] + self._first
         # With inference tensors a layer would not hand its norm to the next (layers/norm.py).
         with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, backend):
             logits: Tensor = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **more).logits[0]
@@ -154,7 +162,7 @@ class PagedModel:
         if base is inner:
             raise ValueError(f"{_NAME}: embeddings must be of a model with a part without the head, got {type(inner)}")
         backend = PagedBackend(self._sites, batch, cache, self.rotary_switch)
-        tokens, positions = batch.tokens[None], backend.positions[None]
+        tokens, positions = batch.tokens[None], backend.positions[None] + self._first
         with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, backend):
             found = base(input_ids=tokens, position_ids=positions, use_cache=False)
         states: Tensor = found.last_hidden_state[0]
@@ -214,12 +222,47 @@ class PagedModel:
         tensors = {id(t): t.nbytes for t in (*self.model.parameters(), *self.model.buffers())}
         return sum(tensors.values()) - (0 if shared else table.nbytes)
 
+    def _place_by_row(self) -> list[Any]:
+        """Let embeddings of positions that count from a cache read the batch's; return the hooks' handles."""
+        modules = position_modules(self.model)
+        return [module.register_forward_pre_hook(place_by_row, with_kwargs=True) for module in modules]
+
     def _try(self, tokens: Tensor, logits: Tensor) -> None:
         """Compute the trial's tokens in parts, beside another sequence, and compare with one ordinary call.
+
+        Where they differ, try again with other positions of the first token, if one of these gives the ordinary call's
+        logits.
 
         Raises:
             Unserved: If the logits differ.
         """
+        try:
+            return self._compare(tokens, logits)
+        except Unserved as reason:
+            self._first = self._find_first(tokens, logits)
+            if not self._first:
+                raise
+            places = self.config.max_position_embeddings - self._first
+            self.config = replace(self.config, max_position_embeddings=places)
+            _logger.debug("%s: positions begin at %d (%s)", _NAME, self._first, reason)
+        self._compare(tokens, logits)
+
+    def _find_first(self, tokens: Tensor, logits: Tensor) -> int:
+        """Return the first token's position in an ordinary call: behind that of padding, as RoBERTa's; 0 if unknown."""
+        embeddings = [module for module in self.model.modules() if isinstance(module, nn.Embedding)]
+        count = torch.arange(len(tokens), device=tokens.device)
+        for first in sorted({module.padding_idx + 1 for module in embeddings if module.padding_idx is not None}):
+            try:
+                with torch.no_grad():
+                    found = self.model(input_ids=tokens[None], position_ids=count[None] + first, use_cache=False)
+            except Exception:  # a forward may take no positions, or not these
+                return 0
+            if rms((found.logits[0] - logits).float()) <= rounding_of(logits) * rms(logits.float()):
+                return first
+        return 0
+
+    def _compare(self, tokens: Tensor, logits: Tensor) -> None:
+        """Compute the trial's tokens in parts, and raise Unserved if their logits are not those given."""
         try:
             found = in_parts(self, tokens)
         except Unserved:
@@ -236,13 +279,18 @@ class PagedModel:
         effect = rms((behind - logits)[later].float())
         error, size = rms((found - logits).float()), rms(logits.float())
         # The error may be half of that effect; but rounding alone explains some share of the logits' size.
-        rounding = HALF.get(logits.dtype, 4e-5) / 4
+        rounding = rounding_of(logits)
         if not error <= max(min(effect / 2, 4 * rounding * size), rounding * size):
             raise Unserved(
                 f"the logits of {len(tokens)} tokens in parts differ from those in one call by {error:.3g} (root mean "
                 f"square; other text before them changes them by {effect:.3g}): it keeps states other than keys and "
                 "values, or its positions follow from a mask"
             )
+
+
+def rounding_of(logits: Tensor) -> float:
+    """Return the share of the logits' size that rounding alone explains."""
+    return HALF.get(logits.dtype, 4e-5) / 4
 
 
 def in_parts(model: PagedModel, tokens: Tensor) -> Tensor:

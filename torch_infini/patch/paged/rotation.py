@@ -6,6 +6,7 @@ transformers' rotary embeddings choose one for all tokens of a call, by the larg
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -112,3 +113,18 @@ def rotate_by_row(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """Forward hook of a rotary module: without a batch of the engine on this thread it changes nothing."""
     rotation: RotationByRow | None = getattr(CURRENT.backend, "rotation", None)
     return output if rotation is None else rotation.rotate(module, args, kwargs, output)
+
+
+def position_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the embeddings of positions that count from a cache's length unless they are told positions, as BART's."""
+    wanted = {"past_key_values_length", "position_ids"}
+    named = ((module, module.forward) for module in model.modules() if isinstance(module, nn.Embedding))
+    return [module for module, forward in named if wanted <= inspect.signature(forward).parameters.keys()]
+
+
+def place_by_row(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Forward pre-hook of such a module: tells it the positions of a batch of the engine on this thread."""
+    positions = getattr(CURRENT.backend, "positions", None)
+    if not isinstance(positions, Tensor) or len(args) > 2:
+        return None
+    return args, {**kwargs, "position_ids": positions}

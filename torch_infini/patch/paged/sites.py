@@ -32,6 +32,31 @@ class Unserved(Exception):  # noqa: N818 (an answer, not an error)
     """The reason why a model's attention cannot run over a paged cache."""
 
 
+def text_rule(visible: Callable[..., Any], tokens: int) -> Callable[..., Any]:
+    """Return a mask function of transformers without what it adds for images, of which the call's tokens have none.
+
+    Args:
+        visible: The function; of a union of rules, those may be left out that know the call's tokens alone.
+        tokens: Their number.
+    """
+    cells = getattr(visible, "__closure__", None) or ()
+    unions = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, tuple)]
+    if getattr(visible, "__name__", "") != "or_mask" or len(unions) != 1:
+        return visible
+    rules = [text_rule(rule, tokens) for rule in unions[0]]
+    zero, queries, keys = torch.tensor(0), torch.arange(tokens)[:, None], torch.arange(tokens)
+
+    def adds_nothing(rule: Callable[..., Any]) -> bool:
+        try:
+            rule(zero, zero, torch.tensor(tokens), torch.arange(tokens + 1))
+        except IndexError:
+            return not bool(torch.as_tensor(rule(zero, zero, queries, keys)).any())
+        return False
+
+    rules = [rule for rule in rules if not adds_nothing(rule)]
+    return rules[0] if len(rules) == 1 else visible
+
+
 class Window(NamedTuple):
     """Which keys a query sees, of those up to its own position.
 
@@ -132,15 +157,15 @@ class _RecordingBackend:
     def __init__(self, positions: int) -> None:
         self.positions = positions
         # With the tensors themselves, so that no memory is reused.
-        self.masks: dict[Hashable, tuple[Tensor, Window]] = {}
+        self.masks: dict[Hashable, tuple[Tensor, Callable[..., Any]]] = {}
         self.written: dict[Hashable, tuple[Tensor, Tensor, Site]] = {}
         self.sites = Sites({}, {})
 
     def mask(self, **kwargs: Any) -> Tensor | None:
-        """Make the mask as for SDPA, and read its function. transformers calls it once for each kind of mask."""
+        """Make the mask as for SDPA, and keep its function. transformers calls it once for each kind of mask."""
         made = sdpa_mask(**{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
         if made is not None:
-            self.masks[memory_of(made)] = made, window_of(kwargs["mask_function"], self.positions)
+            self.masks[memory_of(made)] = made, kwargs["mask_function"]
         return made
 
     def attend(
@@ -161,7 +186,7 @@ class _RecordingBackend:
                 )
             window = Window(0, self.positions)
         elif (made := self.masks.get(memory_of(mask))) is not None:
-            window = made[1]
+            window = window_of(text_rule(made[1], q.shape[1]), self.positions)
         else:
             raise Unserved("its attention has a mask that is not of transformers' mask functions")
         sizes = k.shape[2], k.shape[3], v.shape[3]
