@@ -12,6 +12,7 @@ import torch
 
 from support.engines import finish
 from torch_infini.engine import Engine, EngineConfig, SamplingParams
+from torch_infini.engine.states import StateRows
 from torch_infini.nn.states import SequenceStates, StateShape
 from torch_infini.patch import patch_model
 
@@ -44,8 +45,8 @@ def generated(model: Any, prompt: list[int], count: int = NEW) -> list[int]:
 
 
 def assert_rows_are_free(engine: Engine) -> None:
-    scheduler = engine.scheduler
-    assert sorted(scheduler._rows) == list(range(scheduler.max_num_seqs))
+    states = engine.scheduler.states
+    assert states is not None and states.free == states.sequences == engine.config.max_num_seqs
 
 
 @pytest.mark.full(beyond=2)
@@ -100,7 +101,54 @@ def test_samples_of_a_prompt() -> None:
     for seed, completion in enumerate(many.outputs[:1]):
         id = engine.add(row, SamplingParams(seed=5 + seed, max_tokens=20, ignore_eos=True))
         assert finish(engine)[id].token_ids == completion.token_ids
-    assert engine.metrics().reused_tokens == 0  # no prefix: a state was not kept where it ends
+    assert engine.metrics().reused_tokens == 0  # the prompt is shorter than a chunk, after which a state is kept
+
+
+@pytest.mark.parametrize("kind", ["lfm3", pytest.param("olmo_hybrid", marks=pytest.mark.full)])
+def test_prefixes(kind: str) -> None:
+    """A prompt begins with the longest prefix of whole chunks whose state is kept, and its tokens are the same."""
+    settings = {"block_size": 8, "chunk_size": 16, "max_num_seqs": 2, "cache_blocks": 2000}
+    model, engine = engine_of(kind, **settings)
+    params = SamplingParams.greedy(max_tokens=NEW, ignore_eos=True)
+    (long, other) = prompts(70, 40)
+    rows = [long, long[:50] + other[:9], long[:33], long[:16] + other, long[:15] + other, long]
+    expected = [generated(model, row) for row in rows]
+    reused = []
+    for row, tokens in zip(rows, expected, strict=True):
+        id = engine.add(row, params)
+        assert finish(engine)[id].token_ids == tokens
+        assert engine.step() == []  # a step of nothing loses no copy
+        reused.append(engine.metrics().reused_tokens - sum(reused))
+    assert reused == [0, 48, 32, 16, 0, 64]
+    assert_rows_are_free(engine)
+
+    ids = [engine.add(row, params) for row in rows]  # and together
+    outputs = finish(engine)
+    assert [outputs[id].token_ids for id in ids] == expected
+    engine.forget_prefixes()
+    before = engine.metrics().reused_tokens
+    id = engine.add(long, params)
+    assert finish(engine)[id].token_ids == expected[0] and engine.metrics().reused_tokens == before
+
+
+def test_states_of_prefixes() -> None:
+    """The least recently used is dropped, and copies are in order."""
+    rows = StateRows(2, 2)
+    first, second = rows.begin(None), rows.begin(None)
+    rows.keep(10, first)
+    rows.keep(11, first)
+    rows.keep(10, second)  # is kept already
+    rows.release(second)
+    assert rows.begin(10) == second and rows.has(11)
+    rows.keep(12, second)
+    assert rows.has(10) and rows.has(12) and not rows.has(11)
+    (to_10, to_11, from_10, to_12) = rows.copies
+    assert (to_10[0], to_11[0], to_12[0]) == (first, first, second) and from_10 == (to_10[1], second)
+    assert to_12[1] == to_11[1] and {to_10[1], to_11[1]} == {2, 3}
+    rows.release(first)
+    assert rows.fork(second) == first and rows.copies[-1] == (second, first)
+    rows.restart()
+    assert rows.free == 2 and not rows.copies and not rows.has(10)
 
 
 def test_steps_that_fail_and_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,10 @@ class BlockManager:
         return self._references[block] > 1
 
     def match(
-        self, tokens: Sequence[int], may_end: Callable[[int], bool] = lambda tokens: True, root: int = ROOT
+        self,
+        tokens: Sequence[int],
+        may_end: Callable[[int, int], bool] = lambda tokens, identity: True,
+        root: int = ROOT,
     ) -> tuple[list[int], int]:
         """Find the cached blocks that a sequence of these tokens begins with, and add a reference to each.
 
@@ -119,7 +122,7 @@ class BlockManager:
 
         Args:
             tokens: The sequence's tokens.
-            may_end: Returns whether a match of this many tokens is allowed.
+            may_end: Returns whether a match of so many tokens, whose last block has this identity, is allowed.
             root: Identity of the sequence's empty prefix: ROOT, or a negative number (Sequence.root).
 
         Returns:
@@ -135,7 +138,7 @@ class BlockManager:
                     break
                 block, identity = found
                 blocks.append(block)
-                if may_end(start + size):
+                if may_end(start + size, identity):
                     whole, last = len(blocks), identity
             del blocks[whole:]
             self.share(blocks)

@@ -27,7 +27,8 @@ class EngineConfig:
         max_num_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt: sequences
             that generate wait while a step takes longer.
         chunk_size: Prompts are cut at multiples of this many tokens. None: 64, or 128 for a model with as many key
-            heads as query heads, whose attention would take 1.1 times as long in smaller chunks.
+            heads as query heads, whose attention would take 1.1 times as long in smaller chunks; 256 for a model that
+            keeps other states, of which a step takes one chunk of each prompt.
         enable_prefix_caching: Whether a prompt may begin with blocks that others filled with the same tokens, up to a
             multiple of chunk_size.
         reuse_generated: Whether such blocks may also hold generated tokens, as in a conversation's next turn. Generated

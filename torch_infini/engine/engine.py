@@ -28,6 +28,7 @@ from .sampler import Row, Sampled, Sampler, log_softmax, most_likely, resolve_se
 from .sampling_params import SamplingParams
 from .scheduler import ScheduledChunk, Scheduler
 from .sequence import Request, Sequence, output_of, plain_ids
+from .states import StateRows
 from .text import TextStream
 
 if TYPE_CHECKING:
@@ -92,10 +93,10 @@ class Engine:
         self.max_model_len = min(length, blocks * c.block_size)
         self._adapters = AdapterSlots(model, c) if c.enable_lora else None
         try:
-            self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype, c.max_num_seqs)
-            # A prefix would have to end where a state was kept.
-            keeps_states = model.bytes_per_sequence > 0
-            self._blocks = BlockManager(blocks, c.block_size, c.enable_prefix_caching and not keeps_states)
+            states = self._state_rows(blocks)
+            rows = 0 if states is None else states.sequences + states.prefixes
+            self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype, rows)
+            self._blocks = BlockManager(blocks, c.block_size, c.enable_prefix_caching)
             self._runner: Runner | TPRunner = Runner(
                 model,
                 self._cache,
@@ -115,7 +116,7 @@ class Engine:
             c.max_num_batched_tokens,
             c.chunk_size or chunk_size_of(model),
             c.reuse_generated,
-            keeps_states,
+            states,
         )
         self._seeds = None if seed is None else torch.Generator().manual_seed(seed % 2**63)
         if model.tp_group is not None and model.tp_group.workers is not None:
@@ -140,6 +141,14 @@ class Engine:
     @property
     def _cache_dtype(self) -> torch.dtype:
         return torch.int8 if self.config.kv_cache_dtype == "int8" else self.model.dtype
+
+    def _state_rows(self, blocks: int) -> StateRows | None:
+        """Make the rows of the model's states, if it keeps any; states of prefixes may take a quarter of the cache."""
+        c, size = self.config, self.model.bytes_per_sequence
+        if not size:
+            return None
+        bytes = blocks * c.block_size * self.model.bytes_per_token(self._cache_dtype)
+        return StateRows(c.max_num_seqs, bytes // 4 // size if c.enable_prefix_caching else 0)
 
     def _count_blocks(self, length: int) -> int:
         size = self.config.block_size
@@ -361,6 +370,7 @@ class Engine:
         self._repair()
         try:
             self._blocks.forget()
+            self.scheduler.forget_states()
         except BaseException:  # interrupted
             self._broken = True
             raise
@@ -454,6 +464,7 @@ class Engine:
             self._run(chunks)
         except Exception as error:  # only the requests of this step fail
             message = str(error) if isinstance(error, (RuntimeError, MemoryError)) else described(error)
+            self.scheduler.forget_states()  # it may not have come to copy them
             for request in dict.fromkeys(chunk.sequence.request for chunk in chunks):
                 self._changed[request] = None
                 for sequence in request.sequences:
@@ -637,6 +648,8 @@ def needs_lora(lora_request: object) -> ValueError:
 def chunk_size_of(model: ServedModel) -> int:
     """Return the smallest chunk size at which attention is as fast as with the largest."""
     config = model.config
+    if model.bytes_per_sequence:
+        return 256  # a step takes one chunk of a sequence
     return 64 if config.num_attention_heads > config.num_key_value_heads else 128
 
 

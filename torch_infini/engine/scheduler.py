@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from .blocks import BlockManager, OutOfBlocks
 from .sequence import Sequence
+from .states import StateRows
 
 
 class ScheduledChunk(NamedTuple):
@@ -36,7 +37,8 @@ class Scheduler:
             and with them the last bits of the result, depend neither on other requests nor on preemption. A cached
             prefix of a prompt ends at such a multiple.
         reuse_generated: Whether blocks with generated tokens, and with the last tokens of prompts, are cached.
-        keeps_states: Whether the model keeps states of each running sequence: max_num_seqs rows.
+        states: Rows for what the model keeps of each sequence beside keys and values; None: nothing. A cached prefix
+            then ends where a state was kept, after a whole chunk.
 
     Attributes:
         waiting: Sequences that have not begun or were preempted; the first is scheduled first.
@@ -53,7 +55,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         chunk_size: int,
         reuse_generated: bool = True,
-        keeps_states: bool = False,
+        states: StateRows | None = None,
     ) -> None:
         self.blocks, self.max_num_seqs = blocks, max_num_seqs
         self.max_num_batched_tokens, self.chunk_size = max_num_batched_tokens, chunk_size
@@ -61,10 +63,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.copies: list[tuple[int, int]] = []
-        self.keeps_states = keeps_states
+        self.states = states
         self.state_copies: list[tuple[int, int]] = []
-        self._forks: list[tuple[int, int]] = []  # rows of states, since the last step was scheduled
-        self._rows = list(range(max_num_seqs))  # rows of states without a sequence
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -80,9 +80,8 @@ class Scheduler:
         child.blocks = list(parent.blocks)
         child.computed, child.num_cached, child.identity = parent.computed, parent.num_cached, parent.identity
         child.is_long = parent.is_long
-        if self.keeps_states:
-            child.state = self._rows.pop()
-            self._forks.append((parent.state, child.state))
+        if self.states is not None:
+            child.state = self.states.fork(parent.state)
         self.blocks.share(child.blocks)
         self.running.insert(self.running.index(parent) + 1, child)
 
@@ -97,8 +96,15 @@ class Scheduler:
     def restart(self, sequences: Iterable[Sequence]) -> None:
         """Reset to a state in which these sequences, which hold no blocks, wait and all blocks are free."""
         self.waiting, self.running, self.copies = deque(sequences), [], []
-        self.state_copies, self._forks, self._rows = [], [], list(range(self.max_num_seqs))
+        self.state_copies = []
+        if self.states is not None:
+            self.states.restart()
         self.blocks.release_all()
+
+    def forget_states(self) -> None:
+        """Drop the states of prefixes."""
+        if self.states is not None:
+            self.states.forget()
 
     def schedule(self) -> list[ScheduledChunk]:
         """Choose the chunks of the next step and allocate their blocks.
@@ -107,7 +113,6 @@ class Scheduler:
             The chunks; none if no sequence waits or runs.
         """
         self.copies = []
-        self.state_copies, self._forks = self._forks, []
         for sequence in self.running:
             if sequence.must_be_long and not sequence.is_long:  # it became so: all keys get another rotation
                 self._release(sequence)
@@ -121,7 +126,10 @@ class Scheduler:
         while budget > 0 and self.preemptions == before and self._admit():
             budget -= self._append_chunks(self.running[-1], chunks, budget)
         # A sequence may have been preempted after its chunk was chosen.
-        return [chunk for chunk in chunks if chunk.sequence.blocks]
+        chunks = [chunk for chunk in chunks if chunk.sequence.blocks]
+        if chunks and self.states is not None:
+            self.state_copies, self.states.copies = self.states.copies, []
+        return chunks
 
     def _generating(self) -> Iterator[Sequence]:
         """Yield the sequences that generate and got the block they need."""
@@ -134,8 +142,10 @@ class Scheduler:
         start = at = sequence.computed
         while at - start < budget and at < len(sequence.tokens):
             end = self._chunk_end(sequence, at)
-            if at > start and (self.keeps_states or self.blocks.needed(end) - len(sequence.blocks) > self.blocks.free):
-                break  # a state is read and written once in a step; no sequence is preempted for a second chunk
+            if at > start and self.states is not None:
+                break  # a state is read and written once in a step
+            if at > start and self.blocks.needed(end) - len(sequence.blocks) > self.blocks.free:
+                break  # no sequence is preempted for a second chunk
             if not self._reserve(sequence, end):
                 return 0
             chunks.append(ScheduledChunk(sequence, at, end - at))
@@ -174,18 +184,20 @@ class Scheduler:
         request, last = sequence.request, sequence.in_chunks
         # prompt_logprobs needs all logits of the prompt, and a mean all hidden states.
         reuses = request.params.prompt_logprobs is None and (request.pooling is None or request.pooling.reuses_prefix)
-        return self.blocks.match(
-            sequence.tokens,
-            lambda tokens: reuses and (tokens >= last or tokens % self.chunk_size == 0),
-            sequence.root,
-        )
+        states = self.states
+
+        def may_end(tokens: int, identity: int) -> bool:
+            whole = tokens >= last or tokens % self.chunk_size == 0
+            return reuses and whole and (states is None or states.has(identity))
+
+        return self.blocks.match(sequence.tokens, may_end, sequence.root)
 
     def _begin(self, sequence: Sequence, found: list[int], identity: int) -> None:
         """Let a sequence without blocks begin with these, the result of _match."""
         sequence.blocks, sequence.num_cached, sequence.identity = found, len(found), identity
         sequence.computed = len(found) * self.blocks.block_size
-        if self.keeps_states:
-            sequence.state = self._rows.pop()
+        if self.states is not None:
+            sequence.state = self.states.begin(identity if found else None)
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate blocks for the sequence's first `tokens` tokens, preempting the latest sequences if necessary.
@@ -220,8 +232,8 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.blocks)
         sequence.blocks, sequence.computed, sequence.num_cached, sequence.identity = [], 0, 0, sequence.root
-        if sequence.state >= 0:
-            self._rows.append(sequence.state)
+        if self.states is not None and sequence.state >= 0:
+            self.states.release(sequence.state)
             sequence.state = -1
 
     def computed(self, chunk: ScheduledChunk) -> None:
@@ -236,3 +248,6 @@ class Scheduler:
             tokens = sequence.tokens[cached * size : full * size]
             sequence.identity = self.blocks.cache_full_blocks(sequence.blocks[cached:full], sequence.identity, tokens)
             sequence.num_cached = full
+            whole = sequence.computed % self.chunk_size == 0 and full * size == sequence.computed
+            if self.states is not None and whole and sequence.computed <= sequence.in_chunks:
+                self.states.keep(sequence.identity, sequence.state)
