@@ -321,6 +321,20 @@ def test_windows_of_a_config_that_no_module_has() -> None:
     assert_continues(original, given, served(model).generate(given, greedy()))
 
 
+def test_a_window_that_no_mask_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-Neo's local attention masks keys by a buffer of its own."""
+    monkeypatch.setitem(causal_types.MORE, "gpt_neo", {**causal_types.MORE["gpt_neo"], "window_size": 8})
+    model: Any = causal_types.build("gpt_neo")
+    original = copy.deepcopy(model)
+    original.config.intermediate_size = 4 * original.config.hidden_size
+    given = prompts((33, 18, 3))
+    llm = served(model)
+    assert_continues(original, given, llm.generate(given, greedy()))
+    assert is_patched(model)
+    windows = [site.window.size for site in llm.engine.model._sites.values()]  # type: ignore[attr-defined]
+    assert windows == [0, 8, 0, 8]
+
+
 @pytest.mark.parametrize("kind", ["roberta", "bart", "gemma4_unified"])
 def test_positions_and_masks_of_other_models(kind: str) -> None:
     """Positions behind padding's, positions that count from a cache, and a mask with a rule for images."""

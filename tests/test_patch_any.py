@@ -185,6 +185,33 @@ def test_replaced_in_parts(kind: str) -> None:
     assert torch.equal(logits(model, ids), expected)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["gpt_neo", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("gptj", "codegen", "gpt_neox_japanese"))],
+)
+def test_attention_in_a_method(kind: str) -> None:
+    """Its forward stays, also with a cache, weights that are asked for, and gradients."""
+    model, ids = model_of(kind), tokens()
+    mask, before = padded(ids), identity(model)
+
+    def results() -> list[Tensor]:
+        found = model(input_ids=ids, output_attentions=True)
+        model.zero_grad(set_to_none=True)
+        found.logits.square().mean().backward()
+        words = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, pad_token_id=0)
+        padding = logits(model, ids, attention_mask=mask)
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        return [logits(model, ids), padding[0, 4:], padding[1], words.float(), *found.attentions, *grads]
+
+    expected = results()
+    report = patch_model(model, strict=True)
+    assert report.counts["attention"] == 4 and model.config._attn_implementation == "eager"
+    for actual, value in zip(results(), expected, strict=True):
+        close(actual, value, passes=2)
+    unpatch_model(model)
+    assert identity(model) == before
+
+
 def test_shared_keys_and_values_are_cached_once() -> None:
     """Gemma 4's last layers read those of the layers before them."""
     from torch_infini.patch.paged import PagedModel
@@ -227,7 +254,7 @@ def test_weightless_norm() -> None:
 def test_what_is_left_is_named() -> None:
     """In the words of the field."""
     for kind, reason in {
-        "gptj": "it does not call transformers' attention interface",
+        "xglm": "it does not call transformers' attention interface",
         "mamba": "no op computes a MambaMixer",
     }.items():
         assert reason in {row.reason for row in patch_model(model_of(kind)).left}, kind

@@ -30,6 +30,7 @@ from .layers.linear_attention import (
     is_short_convolution,
 )
 from .layers.loop import Loop
+from .layers.method_attention import MethodAttention, has_method
 from .layers.mixture import InputScaledMixture, has_scaled_inputs
 from .layers.mlp import GatedMLP
 from .layers.norm import RMSNorm, WeightlessRMSNorm, eps_name, is_weightless
@@ -137,6 +138,8 @@ def of_any(
                 yield here, Linear
         elif type(module) is Conv1D:
             yield here, TransposedLinear
+        elif has_method(module):
+            yield here, MethodAttention
         elif any(issubclass(kind, RecurrentLayer) for kind in around):
             continue  # a convolution, whose weight it reads
         elif here not in known and not any("Router" in kind.__name__ for kind in around) and is_unknown(module):

@@ -22,12 +22,14 @@ class ScoreTerms(NamedTuple):
         softcap: The scores s become softcap * tanh(s / softcap); 0: no cap.
         sinks: [H], scores that take part in each head's softmax and have no value; None: there are none.
         causal: Whether, without a mask, a query sees no later key.
+        window: Of the keys that the mask shows, how many, the newest, the module shows; 0: all.
     """
 
     scale: float
     softcap: float = 0.0
     sinks: Tensor | None = None
     causal: bool = True
+    window: int = 0
 
 
 class AttentionBackend(Protocol):

@@ -189,6 +189,10 @@ class _RecordingBackend:
             window = window_of(text_rule(made[1], q.shape[1]), self.positions)
         else:
             raise Unserved("its attention has a mask that is not of transformers' mask functions")
+        if scores.window:
+            window = Window(min(window.size or scores.window, scores.window), window.positions)
+            near = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril().triu(1 - scores.window)
+            mask = near if mask is None else mask & near  # of sdpa_mask, in bool
         sizes = k.shape[2], k.shape[3], v.shape[3]
         place = memory_of(k), memory_of(v)
         shared = self.written.get(place)
