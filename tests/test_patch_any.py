@@ -160,6 +160,7 @@ def test_integer_weights_are_saved_and_loaded(kind: str, tmp_path: Path) -> None
 # Norms without weights or at other places, heads of several sizes, shared keys and values, experts beside an MLP,
 # sparse MLPs, scaled residuals, complex rotation, layers that do not rotate, cross-attention.
 IN_PARTS = ("gemma4_text", "gemma4", "gemma3n_text", "nanochat", "bitnet", "minicpm3", "deepseek_v2", "beam", "mllama")
+IN_PARTS += ("qwen4_exp_text", "musicgen_melody", "diffllama")  # norms of groups, several embeddings, torch's norm
 FEW = pytest.mark.parametrize(
     "kind", [*IN_PARTS[:3], *(pytest.param(kind, marks=pytest.mark.full) for kind in IN_PARTS[3:])]
 )

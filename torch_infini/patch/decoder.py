@@ -98,4 +98,6 @@ def embedding_of(module: Any) -> nn.Embedding | None:
         embedding = module.get_input_embeddings()
     except (NotImplementedError, AttributeError):
         return None
+    if isinstance(embedding, nn.ModuleList) and len(embedding):
+        embedding = embedding[0]  # of several streams of tokens
     return embedding if isinstance(embedding, nn.Embedding) else None

@@ -33,7 +33,7 @@ from .layers.loop import Loop
 from .layers.method_attention import MethodAttention, has_method
 from .layers.mixture import InputScaledMixture, has_scaled_inputs
 from .layers.mlp import GatedMLP
-from .layers.norm import RMSNorm, WeightlessRMSNorm, eps_name, is_weightless
+from .layers.norm import GroupedRMSNorm, RMSNorm, WeightlessRMSNorm, eps_name, groups, is_weightless
 from .layers.scale import Scale, is_scale
 from .layers.sharded import ShardedEmbedding, ShardedLinear
 from .model import Model
@@ -104,7 +104,7 @@ def of_any(
         if isinstance(module, Patched):
             continue
         if here not in known and eps_name(module) and takes_one(module):
-            yield here, RMSNorm
+            yield here, GroupedRMSNorm if groups(module) else RMSNorm
         elif is_weightless(module) and takes_one(module) and not is_layer_norm(module):
             yield here, WeightlessRMSNorm
         if not isinstance(module, Patched) and is_layer_norm(module):

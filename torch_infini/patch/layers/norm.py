@@ -176,6 +176,34 @@ class RMSNorm(Patched):
         return normed
 
 
+class GroupedRMSNorm(RMSNorm):
+    """RMSNorm of each of several groups of columns, with one weight for all."""
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        if not groups(module):
+            raise Unsupported("its columns are not a multiple of its group_size")
+        return super().plans(module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if needs_fallback(self, x):
+            original: Tensor = super(RMSNorm, self).forward(x)
+            return original
+        plan: NormPlan = self.__dict__[PLAN]
+        count, eps = groups(self), self.__dict__[plan.eps]
+        parts = zip(dense_last(x).chunk(count, -1), self._parameters["weight"].chunk(count), strict=True)
+        return torch.cat([rms_norm(part, weight, eps, plan.rounding) for part, weight in parts], -1)
+
+
+def groups(module: nn.Module) -> int:
+    """Return how many groups of columns a norm has by its attribute group_size; 0 if it has one, or none is known."""
+    size, weight = vars(module).get("group_size"), module._parameters.get("weight")
+    if type(size) is not int or size <= 0 or weight is None or weight.numel() % size:
+        return 0
+    count = weight.numel() // size
+    return count if count > 1 else 0
+
+
 class WeightlessRMSNorm(Patched):
     """y = x / sqrt(mean(x^2) + eps), in float32, rounded once; the plan is the name of eps."""
 
