@@ -237,9 +237,17 @@ def opened(folder: Path) -> None:
 PACKED = config_of_compressed("pack-quantized", INT4)
 CONFIGS: list[tuple[dict[str, Any] | Any, str, type[Exception]]] = [
     ([1], "quantization_config in {} must be an object, got [1]", ValueError),
-    ({}, "quant_method in {} must be one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq, got None", ValueError),
-    ({"quant_method": "bitsandbytes"}, "must be one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq", ValueError),
-    ({"quant_method": ["awq"]}, "fp8, gptq, got ['awq']", ValueError),
+    (
+        {},
+        "quant_method in {} must be one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4, got None",
+        ValueError,
+    ),
+    (
+        {"quant_method": "bitsandbytes"},
+        "must be one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4",
+        ValueError,
+    ),
+    ({"quant_method": ["awq"]}, "fp8, gptq, mxfp4, got ['awq']", ValueError),
     *(
         ({**AWQ_CONFIG, "bits": bits}, f"quantization_config.bits in {{}} must be 4, got {bits}", ValueError)
         for bits in (2, 3, 5)

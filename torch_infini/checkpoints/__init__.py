@@ -4,7 +4,8 @@ open_checkpoint reads config, tensors and quantized layers; each format's layout
 """
 
 from .agreement import Wanted, check_layers, check_tensors, is_derived
-from .description import QuantizedLayer, TensorInfo, layers_of
+from .description import QuantizedLayer, layers_of
+from .experts import ExpertsFormat, StoredExperts
 from .files import files_of, read_header, read_object, read_tensors, write_tensors
 from .fill import Layer, Projection, fill
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
@@ -12,12 +13,14 @@ from .hub import find, is_hub_name
 from .lora import LoRALayer, LoRAWeights, read_lora
 from .reader import Activations, Checkpoint, is_foreign, method_of, model_type_of, open_checkpoint
 from .saved import StoredLayer, saved_layers
-from .weight import LinearWeight, StoredFormat, Target
+from .weight import LinearWeight, StoredFormat, Target, TensorInfo
 
 __all__ = [
     "Activations",
     "Checkpoint",
     "StoredFormat",
+    "ExpertsFormat",
+    "StoredExperts",
     "StoredLayer",
     "QuantizedLayer",
     "LinearWeight",

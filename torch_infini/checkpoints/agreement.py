@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from .description import TensorInfo
+from .weight import TensorInfo
 
 _SHOWN = 10  # tensors of each kind that an error names
 

@@ -10,22 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .experts import ExpertsFormat, StoredExperts
 from .formats import METHODS
-from .method import NAME, Fields
-from .weight import StoredFormat
+from .method import NAME, Fields, Method
+from .weight import StoredFormat, TensorInfo
 
 OURS = "torch_infini"  # quant_method of save_patched, whose tensors torch_infini.models reads itself
 _OF_ACTIVATIONS = (
     "input_",
     "output_",
 )  # of scales that are not used: activations stay as they are
-
-
-class TensorInfo(NamedTuple):
-    """Dtype and shape of a tensor in a file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
 
 
 class QuantizedLayer(NamedTuple):
@@ -45,8 +39,52 @@ def shown(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def method_named(config: Any, where: str) -> tuple[Fields, Method]:
+    """Return the fields of quantization_config, and its method; ValueError for one that is unknown."""
+    fields = Fields(config, where)
+    if fields["quant_method"] not in [*METHODS]:
+        raise fields.fault("quant_method", f"be one of {', '.join(METHODS)}", fields["quant_method"])
+    return fields, METHODS[fields["quant_method"]]
+
+
+def experts_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dict[str, StoredExperts]:
+    """Return the quantized experts of a checkpoint, by the names of the model's tensors; arguments as of layers_of.
+
+    Raises:
+        ValueError: For a config that is unknown, or tensors that contradict the format.
+    """
+    _, method = method_named(config, where)
+    return {} if method.experts is None else found_experts(method.experts, tensors)
+
+
+def found_experts(format: ExpertsFormat, tensors: Mapping[str, TensorInfo]) -> dict[str, StoredExperts]:
+    """Return the experts that are stored in a format; ValueError for parts that are missing or contradict it."""
+    first, found = format.parts[0], {}
+    for name in sorted(tensors):
+        if not name.endswith(first):
+            continue
+        of = name.removesuffix(first)
+        for part in format.parts:
+            if of + part not in tensors:
+                raise ValueError(f"{NAME}: {of} must have {of + part}, as {format.name} has, got {name} alone")
+        infos = {part: tensors[of + part] for part in format.parts}
+        sizes = format.size(infos)
+        if sizes is None:
+            got = list(infos[first].shape)
+            raise ValueError(f"{NAME}: {name} must have the dimensions of {format.name}, got shape {got}")
+        for part, rule in format.expected(*sizes).items():
+            info, at = infos[part], f"{of}{part}"
+            if info.shape != rule.shape:
+                wanted = list(rule.shape)
+                raise ValueError(f"{NAME}: {at} must have shape {wanted} ({format.name}), got {list(info.shape)}")
+            if info.dtype != rule.dtype:
+                raise ValueError(f"{NAME}: {at} must be {shown(rule.dtype)} ({format.name}), got {shown(info.dtype)}")
+        found[of] = StoredExperts(format, *sizes, {part: of + part for part in format.parts})
+    return found
+
+
 def layers_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dict[str, QuantizedLayer]:
-    """Return the quantized layers of a checkpoint, by name.
+    """Return the quantized layers of a checkpoint, by name; there may be none beside quantized experts.
 
     Args:
         config: The entry quantization_config.
@@ -57,10 +95,7 @@ def layers_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dic
         ValueError: For a config that is unknown or contradicts itself, or tensors that contradict it.
         NotImplementedError: For a variant that is not supported.
     """
-    fields = Fields(config, where)
-    if fields["quant_method"] not in [*METHODS]:
-        raise fields.fault("quant_method", f"be one of {', '.join(METHODS)}", fields["quant_method"])
-    method = METHODS[fields["quant_method"]]
+    fields, method = method_named(config, where)
     format_of = method.parse(fields)
     found: dict[str, dict[str, TensorInfo]] = {}  # by the layer's name and the last part
     quantized = set()
@@ -69,10 +104,12 @@ def layers_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dic
         found.setdefault(layer, {})[last] = info
         if last in method.markers or (last == "weight" and info.dtype in (torch.float8_e4m3fn, torch.int8)):
             quantized.add(layer)
-    if not quantized:
+    experts = () if method.experts is None else found_experts(method.experts, tensors)
+    if not quantized and not experts:
+        markers = (*method.markers, *(() if method.experts is None else method.experts.parts[:1]))
         raise ValueError(
             f"{NAME}: a checkpoint of quant_method {method.name!r} must have layers with "
-            f"{' or '.join(method.markers)}, got {len(tensors)} tensors without them in {where}"
+            f"{' or '.join(markers)}, got {len(tensors)} tensors without them in {where}"
         )
     return {name: checked_layer(name, format_of(name), found[name]) for name in sorted(quantized)}
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .._core.dtypes import SAFETENSORS_DTYPES
-from .description import TensorInfo
 from .method import NAME
+from .weight import TensorInfo
 
 _DTYPES = SAFETENSORS_DTYPES | {
     "F8_E4M3": torch.float8_e4m3fn,

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from .blocks import KINDS, Blocks, interleaved
-from .description import QuantizedLayer, TensorInfo, checked_layer
+from .description import QuantizedLayer, checked_layer
 from .files import MappedFile
 from .method import NAME
+from .weight import TensorInfo
 
 _DENSE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from .experts import ExpertsFormat
 from .weight import StoredFormat
 
 NAME = "torch_infini.checkpoints"
@@ -77,9 +78,11 @@ class Method(NamedTuple):
         markers: The tensors, by the last part of their names, that only a quantized layer has.
         parse: Returns the function from a layer's name to its format; raises the errors of Fields.
         file: In older folders, the file beside config.json that describes it.
+        experts: How it stores the experts of mixtures; None: it does not.
     """
 
     name: str
     markers: tuple[str, ...]
     parse: Callable[[Fields], Callable[[str], StoredFormat]]
     file: str | None = None
+    experts: ExpertsFormat | None = None

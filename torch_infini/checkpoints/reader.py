@@ -9,19 +9,21 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .agreement import Wanted, check_tensors, is_derived
-from .description import OURS, QuantizedLayer, TensorInfo, layers_of
+from .description import OURS, QuantizedLayer, experts_of, layers_of
+from .experts import StoredExperts
 from .files import SafetensorsFolder, Source, files_of, read_object
 from .formats import METHODS
 from .gguf_file import open_gguf
 from .hub import find
 from .method import NAME
-from .weight import LinearWeight, Target
+from .weight import LinearWeight, Target, TensorInfo
 
 Activations = Literal["int8"]
 
@@ -34,6 +36,7 @@ class Checkpoint:
         config: The values of config.json, or those converted from a GGUF file's metadata.
         tensors: Dtype and shape of every tensor, by the names of transformers.
         layers: The quantized linear layers by name; empty for dense checkpoints and those of save_patched.
+        experts: The quantized experts of mixtures, by the names of the model's tensors [experts, k, n].
         activations: "int8": x is quantized in every product with integers; None: only if the checkpoint says so.
     """
 
@@ -44,9 +47,16 @@ class Checkpoint:
         source: Source,
         layers: dict[str, QuantizedLayer],
         activations: Activations | None = None,
+        experts: Mapping[str, StoredExperts] = MappingProxyType({}),
     ) -> None:
         self.path, self.config, self.layers, self.activations = path, config, layers, activations
+        self.experts = experts
         self._source = source
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some of it is quantized by another library than this one."""
+        return bool(self.layers or self.experts)
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -54,14 +64,19 @@ class Checkpoint:
 
     @property
     def dequantized(self) -> dict[str, TensorInfo]:
-        """The tensors of the same model as a dense checkpoint: weights of quantized layers are float32 [n, k]."""
-        stored = {tensor for layer in self.layers.values() for tensor in layer.names.values()}
+        """The tensors of the same model as a dense checkpoint: weights of quantized layers are float32 [n, k], those of
+        experts [experts, k, n].
+        """
+        parts = [*(one.names for one in self.layers.values()), *(one.names for one in self.experts.values())]
+        stored = {tensor for names in parts for tensor in names.values()}
         whole = {f"{name}.weight": TensorInfo(torch.float32, (layer.n, layer.k)) for name, layer in self.layers.items()}
+        for name, one in self.experts.items():
+            whole[name] = TensorInfo(torch.float32, (one.experts, one.k, one.n))
         return {name: info for name, info in self.tensors.items() if name not in stored} | whole
 
     def stored_bytes(self, name: str) -> int:
         """Return the size in the checkpoint of a quantized layer or of a tensor."""
-        layer = self.layers.get(name)
+        layer = self.layers.get(name) or self.experts.get(name)
         names = [name] if layer is None else layer.names.values()
         infos = [self.tensors[one] for one in names if one in self.tensors]
         return sum(math.prod(info.shape) * info.dtype.itemsize for info in infos)
@@ -125,6 +140,27 @@ class Checkpoint:
             if fault:
                 last, rule, got = fault
                 raise ValueError(f"{NAME}: {name}.{last} must {rule} ({layer.format.name}), got {got}")
+        for name, experts in self.experts.items():
+            with self._parts_of(experts) as tensors:
+                fault = experts.format.check(tensors)
+            if fault:
+                part, rule, got = fault
+                raise ValueError(f"{NAME}: {name}{part} must {rule} ({experts.format.name}), got {got}")
+
+    @contextmanager
+    def _parts_of(self, experts: StoredExperts) -> Iterator[dict[str, Tensor]]:
+        with self.read(*experts.names.values()) as tensors:
+            yield dict(zip(experts.names, tensors, strict=True))
+
+    def blocks(self, name: str) -> Tensor:
+        """Return quantized experts in the blocks of their format's kind, [experts, n, k / elements, bytes] uint8.
+
+        Args:
+            name: A key of `experts`.
+        """
+        experts = self.experts[name]
+        with self._parts_of(experts) as tensors:
+            return experts.format.blocks(tensors)
 
     def weight(
         self,
@@ -206,8 +242,10 @@ def open_checkpoint(name: str | Path, activations: Activations | None = None) ->
     if entry is None and any(name.endswith(".qweight") for name in folder.tensors):
         entry, where = separate_description(path)  # older files of GPTQ and AWQ
     ours = isinstance(entry, Mapping) and entry.get("quant_method") == OURS
-    layers = {} if entry is None or ours else layers_of(entry, folder.tensors, str(where))
-    return Checkpoint(path, config, folder, layers, activations)
+    if entry is None or ours:
+        return Checkpoint(path, config, folder, {}, activations)
+    layers = layers_of(entry, folder.tensors, str(where))
+    return Checkpoint(path, config, folder, layers, activations, experts_of(entry, folder.tensors, str(where)))
 
 
 def model_type_of(path: Path) -> object:

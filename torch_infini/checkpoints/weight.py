@@ -21,6 +21,13 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _CHUNK = 1 << 20  # elements that are dequantized at a time
 
 
+class TensorInfo(NamedTuple):
+    """Dtype and shape of a tensor in a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
 class LinearWeight(NamedTuple):
     """The weight [n, k] of a linear layer.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .blocks import BlockFormat
 from .format import Format, Integers, TensorSpec
 from .quantize import (
     dequantize_int4,
@@ -73,6 +74,7 @@ def respelled(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 __all__ = [
     "BLOCKS",
+    "BlockFormat",
     "FORMATS",
     "Format",
     "Integers",

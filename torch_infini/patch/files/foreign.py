@@ -6,8 +6,10 @@ The model is made on the meta device; checkpoints.fill reads each tensor and eac
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,15 @@ from ...checkpoints import (
     is_derived,
     open_checkpoint,
 )
+from ...weights import FORMATS, Integers
 from ..apply import apply
+from ..checks.verify import Verifier
+from ..decoder import find_decoder
+from ..layers import quantized_experts
+from ..layers.experts import WEIGHTS, Experts, plans_of
 from ..layers.quantized_linear import install_weight
 from ..state import Selection
+from ..swap import Unsupported
 from .folder import DESCRIPTION
 from .load import load as load_ours
 
@@ -69,11 +77,11 @@ def load(
         model = load_ours(path)
         return model if dtype is None else model.to(dtype)  # type: ignore[arg-type]  # of transformers
     with open_checkpoint(path, activations) as checkpoint:
-        if weights is not None and checkpoint.layers:
+        if weights is not None and checkpoint.is_quantized:
             raise ValueError(
                 f"{NAME}: weights must be left out for a checkpoint that is quantized, got {weights!r} for {path}"
             )
-        if activations is not None and not checkpoint.layers:
+        if activations is not None and not checkpoint.is_quantized:
             raise ValueError(
                 f"{NAME}: activations must be left out for a checkpoint that is not quantized, got {activations!r} for "
                 f"{path}"
@@ -81,7 +89,7 @@ def load(
         config = config_of(checkpoint.config, path)
         check_layers(NAME, path, checkpoint.tensors, layer_count(config))
         model = empty_model(config, path, dtype)
-        if path.is_dir() and not checkpoint.layers and get_model_conversion_mapping(model, add_legacy=False):
+        if path.is_dir() and not checkpoint.is_quantized and get_model_conversion_mapping(model, add_legacy=False):
             model, quantized = converted(path, model.dtype), []
         else:
             check(model, checkpoint)
@@ -237,14 +245,51 @@ def fill_model(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
         name
         for name, parameter in model.named_parameters()
         if parameter.is_meta and name in checkpoint.dequantized and name.removesuffix(".weight") not in linears
+        if name not in checkpoint.experts
     ]
     sizes = [
         checkpoint.stored_bytes(name if name in checkpoint.tensors else name.removesuffix(".weight"))
-        for name in [*linears, *others]
+        for name in [*checkpoint.experts, *linears, *others]
     ]
-    finish(track(fill(checkpoint, dtype, layers, destinations), "loading", sizes, unit="B", delay=DELAY))
+    steps = chain(fill_experts(model, checkpoint, quantized), fill(checkpoint, dtype, layers, destinations))
+    finish(track(steps, "loading", sizes, unit="B", delay=DELAY))
     model.tie_weights()
     return quantized
+
+
+def fill_experts(model: PreTrainedModel, checkpoint: Checkpoint, quantized: list[str]) -> Iterator[None]:
+    """Read quantized experts into the model: in blocks where the op takes the module, else dequantized.
+
+    Appends the names of the modules in blocks to `quantized`; yields after each tensor.
+    """
+    dtype, decoder = model.dtype, find_decoder(model)
+    by_module: dict[str, dict[str, str]] = {}
+    for name in checkpoint.experts:
+        parent, _, last = name.rpartition(".")
+        by_module.setdefault(parent, {})[last] = name
+    verifier = None if decoder is None else Verifier(decoder[1])
+    for module_name, names in by_module.items():
+        module, plan = model.get_submodule(module_name), None
+        kinds = {checkpoint.experts[name].format.kind for name in names.values()}
+        if verifier is not None and names.keys() == set(WEIGHTS) and len(kinds) == 1:
+            with suppress(Unsupported):
+                plan = verifier.checked(module, Experts, plans_of(module))
+        if plan is not None:
+            buffers = {}
+            for last, name in names.items():
+                buffers[quantized_experts.integers_name(last)] = checkpoint.blocks(name)
+                yield
+            (kind,) = kinds
+            quantized_experts.install(module, quantized_experts.QuantizedExpertsPlan(kind, 0, dtype, plan), buffers)
+            quantized.append(module_name)
+            continue
+        for last, name in names.items():
+            blocks, format = checkpoint.blocks(name), FORMATS[checkpoint.experts[name].format.kind]
+            weight = torch.empty_like(module.get_parameter(last), device="cpu")
+            for e, own in enumerate(weight):
+                own.copy_(format.dequantize(Integers(blocks[e], None, None), 0, own.shape[1], own.shape[0], dtype).t())
+            module._parameters[last] = nn.Parameter(weight, requires_grad=False)
+            yield
 
 
 def owned_copy(weight: LinearWeight) -> LinearWeight:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...weights import FORMATS, Integers, best
+from ...weights import FORMATS, BlockFormat, Integers, best
 from ..checks.conditions import dense_last
 from ..swap import PLAN, Unsupported, restore, swap
 from .experts import BIASES, WEIGHTS, Experts, ExpertsPlan, fused_experts, sizes
@@ -35,7 +35,7 @@ def scales_name(name: str) -> str:
 
 
 class QuantizedExperts(Quantized, Experts):
-    """Experts whose weights are [experts, panels, blocks, bytes]; the original's names give dequantized weights.
+    """Experts whose weights are in panels, or in blocks of a checkpoint; the original's names give dequantized weights.
 
     Rows are quantized, and stored, as the products take them, however the original's weights are laid out.
     """
@@ -76,11 +76,10 @@ class QuantizedExperts(Quantized, Experts):
         if name in dense:
             return dense[name]
         plan: QuantizedExpertsPlan = vars(self)[PLAN]
-        integers = Integers(self._buffers[integers_name(name)], self._buffers[scales_name(name)])
-        assert integers.scales is not None
-        experts, n = integers.scales.shape
-        k = self.sizes[1 if name == "gate_up_proj" else 2]
-        weights = torch.empty(experts, n, k, dtype=plan.dtype, device=integers.scales.device)
+        integers = Integers(self._buffers[integers_name(name)], self._buffers.get(scales_name(name)))
+        experts, hidden, inner = self.sizes
+        n, k = (2 * inner, hidden) if name == "gate_up_proj" else (hidden, inner)
+        weights = torch.empty(experts, n, k, dtype=plan.dtype, device=integers.weight.device)
         for e in range(experts):
             weights[e] = FORMATS[plan.format].dequantize(nth(integers, e), 0, n, k, plan.dtype)
         return shown(self.as_stored(weights))
@@ -88,8 +87,13 @@ class QuantizedExperts(Quantized, Experts):
     @property
     def sizes(self) -> tuple[int, int, int]:
         """The numbers of experts, of columns of x, and of columns inside."""
-        experts, hidden = self._buffers[scales_name("down_proj")].shape
-        return experts, hidden, self._buffers[scales_name("gate_up_proj")].shape[1] // 2
+        gate_up, down = (self.rows_of(name) for name in WEIGHTS)
+        return down.shape[0], down.shape[1], gate_up.shape[1] // 2
+
+    def rows_of(self, name: str) -> Tensor:
+        """Return a tensor whose first dimensions are the experts and the rows: scales, or blocks, which hold theirs."""
+        rows: Tensor | None = self._buffers.get(scales_name(name))
+        return self._buffers[integers_name(name)] if rows is None else rows
 
     @property
     def weight_count(self) -> int:
@@ -98,7 +102,7 @@ class QuantizedExperts(Quantized, Experts):
 
     @property
     def is_savable(self) -> bool:
-        return True
+        return scales_name(WEIGHTS[0]) in self._buffers  # blocks stay in the checkpoint that has them
 
     def forward_of_original(self, *args: Any, **kwargs: Any) -> Tensor:
         # It may take an expert at a time from the weights: they are dequantized once.
@@ -116,13 +120,22 @@ class QuantizedExperts(Quantized, Experts):
             index,
             weights,
             plan.activation,
-            *(buffers[scales_name(name)] for name in WEIGHTS),
+            *(buffers.get(scales_name(name)) for name in WEIGHTS),
             *(self._parameters.get(name) for name in BIASES),
             plan.interleaved,
             plan.alpha,
             plan.limit,
-            weights_on_input=weights_on_input,
+            *self.kinds,
+            weights_on_input,
         )
+
+    @property
+    def kinds(self) -> tuple[int, int]:
+        """The kind of block of each weight, as the op takes it; -1 for weights in panels."""
+        storage: QuantizedExpertsPlan = vars(self)[PLAN]
+        format = FORMATS[storage.format]
+        number = format.kind.number if isinstance(format, BlockFormat) else -1
+        return number, number
 
     def extra_repr(self) -> str:
         experts, hidden, inner = self.sizes
