@@ -121,7 +121,7 @@ def test_steps_that_cannot_be_recorded(caplog: pytest.LogCaptureFixture, monkeyp
     tried: list[object] = []
     record = runtime.record
     monkeypatch.setattr(runtime, "record", lambda step: tried.append(step) or record(step))
-    model = SINKS.build()  # its experts run in torch, which knows no shapes of theirs in float32
+    model = causal_types.build("jetmoe")  # its experts run in torch, in numbers that follow from values
     llm = served(model)
     with caplog.at_level("INFO", "torch_infini"):
         outputs = llm.generate(prompts((3, 4, 5)), [greedy(4), greedy(8), greedy(12)])
@@ -331,7 +331,7 @@ def test_a_window_that_no_mask_has(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = served(model)
     assert_continues(original, given, llm.generate(given, greedy()))
     assert is_patched(model)
-    windows = [site.window.size for site in llm.engine.model._sites.values()]  # type: ignore[attr-defined]
+    windows = [site.window.size for site in llm.engine.model._sites.attention.values()]  # type: ignore[attr-defined]
     assert windows == [0, 8, 0, 8]
 
 
