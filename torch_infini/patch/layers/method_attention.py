@@ -25,10 +25,17 @@ ARGUMENTS = ["self", "query", "key", "value", "attention_mask"]
 
 
 class MethodPlan(NamedTuple):
-    """The factor of the scores, None for the usual one; and whether a buffer of the module masks keys too."""
+    """How a module attends.
+
+    Attributes:
+        scale: The factor of the scores; None: the usual one.
+        masks: Whether a buffer of the module masks keys too.
+        window: How many keys, the newest, that buffer shows; 0: all. Read once, for a recorded step reads no values.
+    """
 
     scale: float | None
     masks: bool
+    window: int
 
 
 class _Wanted(threading.local):
@@ -61,7 +68,8 @@ class MethodAttention(Patched):
             raise Unsupported("config.output_attentions is set, but the kernel stores no attention weights")
         mask = module._buffers.get("bias")
         masks = mask is not None and mask.dtype == torch.bool and mask.dim() == 4
-        return [MethodPlan(scale, masks) for scale in (None, 1.0)]
+        window = window_of(mask) if masks and not mask.is_meta else 0
+        return [MethodPlan(scale, masks, window) for scale in (None, 1.0)]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
@@ -119,7 +127,7 @@ class MethodAttention(Patched):
         scale = query.shape[-1] ** -0.5 if plan.scale is None else plan.scale
         q, k, v = (x.to(value.dtype).transpose(1, 2) for x in (query, key, value))
         if CURRENT.backend is not None:
-            scores = ScoreTerms(scale, causal=plan.masks, window=self.window if plan.masks else 0)
+            scores = ScoreTerms(scale, causal=plan.masks, window=plan.window)
             return CURRENT.backend.attend(self, q, k, v, attention_mask, scores).transpose(1, 2), None
         if needs_fallback(self, query) or self.training or WANTED.weights:
             return super()._attn(query, key, value, attention_mask)  # type: ignore[misc]
@@ -131,9 +139,9 @@ class MethodAttention(Patched):
             mask = seen if mask is None else seen & mask if mask.dtype == torch.bool else mask.masked_fill(~seen, least)
         return attend(q, k, v, mask, scale, False).transpose(1, 2), None
 
-    @property
-    def window(self) -> int:
-        """How many keys, the newest, the module's buffer shows; 0: all."""
-        seen: Tensor = self._buffers["bias"][0, 0, -1]
-        count = int(seen.sum())
-        return 0 if count == len(seen) else count
+
+def window_of(mask: Tensor) -> int:
+    """Return how many keys, the newest, a buffer [1, 1, positions, positions] shows to the last query; 0: all."""
+    seen = mask[0, 0, -1]
+    count = int(seen.sum())
+    return 0 if count == len(seen) else count
