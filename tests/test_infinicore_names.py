@@ -303,6 +303,7 @@ def test_edges_of_our_kernels(name: str, sample: Call) -> None:
     assert name != "clone" or found.stride() == expected.stride()
 
 
+@pytest.mark.full
 def test_calls_and_graphs_leave_no_memory_behind() -> None:
     x = ic.ones([1000], dtype=ic.float32, device="cpu")
     in_use = []

@@ -364,6 +364,7 @@ def test_errors_of_a_run_stay_what_they_are() -> None:
     assert "\n  fails\n" in g.report()
 
 
+@pytest.mark.full
 def test_a_graph_keeps_what_it_uses_and_frees_it() -> None:
     def made() -> tuple[Any, list[weakref.ref[Any]]]:
         x, y = torch.ones(3), torch.ones(3)

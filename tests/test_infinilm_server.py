@@ -111,6 +111,7 @@ def test_bad_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         InferenceServer("M", max_quue=3)
 
 
+@pytest.mark.full
 def test_program(folder: Path, tmp_path: Path) -> None:
     """As a script's author starts it, with a client that streams; SIGTERM ends it with status 0."""
     arguments = ["run", "-m", "infinilm.server.inference_server", "--model_path", str(folder), "--port", "0"]

@@ -66,6 +66,7 @@ def test_bits_of_two_ops(dtype: torch.dtype, level: str) -> None:
                     same_bits(dtype, rows)
 
 
+@pytest.mark.full
 def test_bits_of_two_ops_in_tile_registers() -> None:
     done: subprocess.CompletedProcess[str] = at_tile_level(
         "import sys; sys.path.insert(0, 'tests'); import torch; from test_linear_add import ROWS, same_bits\n"

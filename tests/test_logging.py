@@ -196,6 +196,7 @@ assert frames <= 3, f"Dynamo compiled {frames} frames: the lambda, its rest, lef
     assert lines == [*expected, "infini::silu(x=float32[2, 3])"]
 
 
+@pytest.mark.full
 def test_patched_model() -> None:
     code = """
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -201,6 +201,7 @@ def leads_or_follows(folders: list[str]) -> list[list[int]] | None:
     return asyncio.run(run())
 
 
+@pytest.mark.full
 def test_ranks_of_torchrun(folders: list[Path], want: list[list[int]], tmp_path: Path) -> None:
     names = list(map(str, folders))
     changed = adapt(tmp_path / "changed", random_model("llama-biases-tied", intermediate_size=128), 5)

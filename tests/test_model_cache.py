@@ -436,6 +436,7 @@ def run(folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
     return run_python(PROGRAM.format(before=before), folder)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="uses Linux's capabilities")
 def test_a_folder_that_is_read_only(folder: Path, root: Path) -> None:
     """Without an entry the model is read as ever; with one and its notes it is mapped."""
@@ -463,6 +464,7 @@ def test_a_disk_that_is_full(folder: Path, root: Path) -> None:
     assert second.stderr == "" and second.stdout == first.stdout and len(entries(root)) == 1
 
 
+@pytest.mark.full
 def test_a_process_that_is_killed(folder: Path, root: Path) -> None:
     """While it writes an entry: what it leaves is not used, and is removed by whoever writes this entry or another."""
     for weights in ("int8", "dense"):

@@ -461,6 +461,7 @@ def test_a_graph_refers_to_memory_not_to_tensors() -> None:
     assert same_bits(graph.outputs[0], before.exp()) and same_bits(graph.outputs[1], ops.silu(before))
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sanitized() or not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
 def test_runs_and_recordings_do_not_grow() -> None:
     def resident() -> int:

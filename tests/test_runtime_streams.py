@@ -231,6 +231,7 @@ def test_many_threads_use_one_stream(stream: Stream) -> None:
         assert [i for t, i in seen if t == thread] == list(range(200))
 
 
+@pytest.mark.full
 def test_a_stream_that_nobody_holds_finishes_its_work() -> None:
     class Work:
         def __call__(self) -> None:

@@ -215,6 +215,7 @@ def test_key_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             serve.key_of(options(["--api-key-file", str(path)]))
 
 
+@pytest.mark.full
 def test_a_server_of_a_file(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_model(folder)

@@ -289,6 +289,7 @@ def test_settings(name: str, value: Any, rule: str) -> None:
         ServeSettings(("a",), **{name: value})
 
 
+@pytest.mark.full
 def test_a_unix_socket_leaves_no_file(folder: Path, tmp_path: Path) -> None:
     """Neither after a server nor where the model could not be read."""
     path = tmp_path / "server.socket"
@@ -312,6 +313,7 @@ def test_a_unix_socket_leaves_no_file(folder: Path, tmp_path: Path) -> None:
     assert command.process.exitcode == 2 and not path.exists()
 
 
+@pytest.mark.full
 def test_ctrl_c_while_a_model_is_read(folder: Path) -> None:
     """One line, and the status of a program that Ctrl-C ended."""
     code = """

@@ -100,6 +100,7 @@ def test_sigterm_in_a_stream(command: Command, want: str) -> None:
     assert "Traceback" not in command.output.read_text(), command.output.read_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["serve"], indirect=True)
 def test_a_rank_that_is_killed_in_a_stream(command: Command, want: str) -> None:
     """The stream ends with an error, later requests get 503, at once; SIGTERM still ends all in order."""

@@ -54,6 +54,7 @@ def build_kernels(
     return subprocess.run(command, cwd=checkout, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.full
 def test_kernels_are_compiled_without_torch_and_once(checkout: Path) -> None:
     done = build_kernels(checkout)
     assert done.returncode == 0, done.stdout
@@ -259,6 +260,7 @@ def test_the_compiler_is_checked_first(checkout: Path, script: str | None, sente
     assert done.stdout.splitlines() == [f"torch_infini: {sentence}{install}"]
 
 
+@pytest.mark.full
 def test_two_builds_take_turns(checkout: Path) -> None:
     lock = checkout / "build" / "native" / "lock"
     lock.parent.mkdir(parents=True)

@@ -64,6 +64,7 @@ def test_a_planted_failure_stops_nothing(tree: Path) -> None:
     assert {path.name for path in (tree / "build" / "tests").iterdir()} == {"every.xml", "device.xml"}
 
 
+@pytest.mark.full
 def test_all_pass_and_their_times_are_kept(tree: Path) -> None:
     done = run(tree, "--keep", "tests", "device", passes=True)
     assert table(done) == {"tests": ["2", "0", "1", "0"], "device": ["1", "0", "0", "0"]}, done.stdout

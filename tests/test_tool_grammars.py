@@ -128,7 +128,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.full(beyond=3)
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_whatever_is_generated_is_read_back(template: str) -> None:
     """Tokens that are drawn at random of those that the grammar allows."""

@@ -63,6 +63,7 @@ def test_c_interface(library: Path) -> None:
     assert run(VENDOR / "use.py", str(library)) == "fine"
 
 
+@pytest.mark.full
 def test_device_infini(library: Path) -> None:
     """The variable makes of it a device of torch, without a line of C++ for torch."""
     assert run(VENDOR / "use_torch.py", TORCH_INFINI_DEVICE=str(library)) == "fine"

@@ -84,6 +84,7 @@ def python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env, cwd=tree)
 
 
+@pytest.mark.full
 def test_the_product_stands_alone(tree: Path) -> None:
     """It imports, patches, records and serves, and every name of it is there."""
     for package in ("transformers", "httpx2", "fastapi"):

@@ -89,6 +89,7 @@ def no_server() -> None:
         worker_process._server.close()
 
 
+@pytest.mark.full
 def test_one_server_starts_all_with_the_place_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(os.listdir("/dev/shm"))
     (first_group, first) = ranks()
@@ -134,6 +135,7 @@ def test_output_goes_where_it_goes_at_the_start_of_a_worker(tmp_path: Path) -> N
     assert added(*before, 1.0) == 2.0
 
 
+@pytest.mark.full
 def test_models_that_start_beside_each_other(no_server: None) -> None:
     """On threads, in a program that has no server yet, beside one that is closed before its workers are up."""
     results: list[Any] = [None] * 3
