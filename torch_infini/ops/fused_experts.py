@@ -11,7 +11,7 @@ from torch import Tensor
 from ._blocks import KINDS
 from ._registry import OpSpec
 
-ACTIVATIONS = {"swiglu": 0, "geglu": 1, "swiglu_oai": 2, "swiglu_clamped": 3}
+ACTIVATIONS = {"swiglu": 0, "geglu": 1, "swiglu_oai": 2, "swiglu_clamped": 3, "relu2_no_mul": 4}
 
 
 def fused_experts(
@@ -46,13 +46,14 @@ def fused_experts(
     Args:
         x: [tokens, hidden]; stride 1 in the last dimension.
         gate_up: [experts, 2 * inner, hidden] in the dtype of x; stride 1 in one of the last two dimensions, so that a
-            weight [experts, hidden, 2 * inner] is given as its view `.transpose(1, 2)`, and read in place.
+            weight [experts, hidden, 2 * inner] is given as its view `.transpose(1, 2)`, and read in place. Without a
+            gate it is up alone, [experts, inner, hidden], and so are its scales and bias.
         down: [experts, hidden, inner] in the dtype of x; likewise.
         index: [tokens, k] int64 or int32, from 0 to experts - 1.
         weights: [tokens, k] in the dtype of x or float32; NaN gives NaN for that token alone.
         activation: act(gate, up), where g = min(gate, limit), and u is up clamped to -limit ... limit: "swiglu",
             silu(gate) * up; "geglu", gelu(gate) * up with gelu by tanh; "swiglu_oai", g * sigmoid(alpha * g) * (u + 1),
-            as gpt-oss has it; or "swiglu_clamped", silu(g) * u.
+            as gpt-oss has it; "swiglu_clamped", silu(g) * u; or without a gate, "relu2_no_mul", relu(up)**2.
         gate_up_scales: [experts, 2 * inner] float32, if gate_up is in panels: [experts, panels, blocks, bytes] uint8,
             contiguous, of each expert what quantize_group8 or quantize_table4 writes.
         down_scales: [experts, hidden] float32, for a down in panels; down may be stored otherwise than gate_up.
@@ -86,6 +87,8 @@ def fused_experts(
         ...     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         >>> if activation == "geglu":
         ...     h = torch.nn.functional.gelu(gate, approximate="tanh") * up
+        ... elif activation == "relu2_no_mul":
+        ...     h = torch.nn.functional.relu(both) ** 2
         ... elif activation == "swiglu_oai":
         ...     h = gate * torch.sigmoid(alpha * gate) * (up + 1)
         ... else:

@@ -17,8 +17,8 @@ from .._core.progress import DELAY, track
 from ..weights import FORMATS, served
 from .checks.trial import Logits, labelled, rms
 from .decoder import Decoder
-from .layers.experts import WEIGHTS as EXPERTS
 from .layers.experts import Experts
+from .layers.experts import weights_of as names_of
 from .options import PREFIX
 from .report import Budget
 
@@ -63,7 +63,7 @@ def tokens_of(calibrate: Tensor | None, vocabulary: int) -> Tensor:
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the weights to quantize: [n, k] of a linear layer, [experts, n, k] of experts."""
     if isinstance(module, Experts):
-        return {name: module.rows(name) for name in EXPERTS}
+        return {name: module.rows(name) for name in names_of(module)}
     return {"weight": module.get_parameter("weight").detach()}
 
 

@@ -80,7 +80,7 @@ int64_t rows_of(const Weights &weights) {
 
 // The columns between the two products.
 int64_t inner_of(const Args &args) {
-    return rows_of(args.gate_up) / 2;
+    return rows_of(args.gate_up) / (has_gate(args.activation) ? 2 : 1);
 }
 
 // How weights are stored: dense by rows or by columns, or quantized.
@@ -173,7 +173,7 @@ int64_t workspace_size(const ExecutionContext &context, const Args &args, int64_
         product.kind = weights.kind;
         return linear_blocks::workspace_size(context, product);
     };
-    const size_t first = size(args.gate_up, 2 * inner, hidden), second = size(args.down, hidden, inner);
+    const size_t first = size(args.gate_up, rows_of(args.gate_up), hidden), second = size(args.down, hidden, inner);
     return static_cast<int64_t>(first > second ? first : second);
 }
 
@@ -200,6 +200,7 @@ void check_indices(const Args &args) {
 void compute(const ExecutionContext &context, const Args &args, int64_t first, int64_t tokens) {
     const Indices index(args.index);
     const int64_t experts = args.gate_up.data.size(0), inner = inner_of(args), hidden = args.x.size(1);
+    const int64_t n = rows_of(args.gate_up);
     const int64_t k = args.index.size(1), pairs = tokens * k;
     const auto expert_of = [&](int64_t pair) {
         return index.at((first + pair / k) * args.index.strides[0] + pair % k * args.index.strides[1]);
@@ -224,10 +225,10 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
     }
     const infiniDtype_t dtype = args.x.dtype;
     const auto size = static_cast<int64_t>(size_of(dtype));
-    const int64_t elements = ((pairs * hidden + most * (hidden + 3 * inner)) * size / kAlignment + 1) * kAlignment;
+    const int64_t elements = ((pairs * hidden + most * (hidden + n + inner)) * size / kAlignment + 1) * kAlignment;
     const Buffer memory(elements + workspace_size(context, args, most));
     char *const results = memory.get(), *const gathered = results + pairs * hidden * size;
-    char *const both = gathered + most * hidden * size, *const gated = both + most * 2 * inner * size;
+    char *const both = gathered + most * hidden * size, *const gated = both + most * n * size;
     char *const workspace = memory.get() + elements;
     for (int64_t e = 0; e < experts; ++e) {
         const int64_t from = begin[static_cast<size_t>(e)], rows = begin[static_cast<size_t>(e) + 1] - from;
@@ -247,7 +248,7 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
             }
             x.data = gathered;
         }
-        const TensorView gate_up = matrix(both, dtype, rows, 2 * inner, 2 * inner);
+        const TensorView gate_up = matrix(both, dtype, rows, n, n);
         const TensorView h = matrix(gated, dtype, rows, inner, inner);
         multiply(context, x, args.gate_up, e, gate_up, workspace);
         gate_kernel(context, {h, gate_up, static_cast<Activation>(args.activation), args.interleaved,
@@ -283,9 +284,9 @@ constexpr Names kGateUp{"gate_up", "gate_up_scales", "gate_up_bias",
     kDown{"down", "down_scales", "down_bias", "be given with down_scales or down_kind if it is uint8",
           "to match gate_up and x"};
 
-// Checks all about weights but the number of rows where n < 0: that of gate_up, which is even.
+// Checks all about weights but the number of rows where n < 0: that of gate_up, which is even if gate is in it.
 void check_weights(const Names &names, const Weights &weights, const TensorView &x, int64_t experts, int64_t n,
-                   int64_t k) {
+                   int64_t k, bool gated) {
     const TensorView &data = weights.data;
     const Form form = form_of(weights);
     const bool is_first = n < 0;
@@ -309,7 +310,7 @@ void check_weights(const Names &names, const Weights &weights, const TensorView 
         const TensorView &rows = form == Form::kPanels ? weights.scales : data;
         experts = data.size(0);
         n = rows.size(1);
-        if (n % 2 != 0) {
+        if (gated && n % 2 != 0) {
             kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, form == Form::kPanels ? names.scales : names.data,
                        "have an even second dimension, gate and up", shape_of(rows));
         }
@@ -363,17 +364,18 @@ void check_inputs(const Args &args) {
     kRule.rank("x", x, 2);
     kRule.dtype("x", x, INFINI_FLOATS);
     kRule.dense_last("x", x);
-    check_weights(kGateUp, args.gate_up, x, -1, -1, x.size(1));
-    check_weights(kDown, args.down, x, args.gate_up.data.size(0), x.size(1), inner_of(args));
+    if (args.activation < 0 || args.activation >= kActivations) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "activation",
+                   "be 0 (swiglu), 1 (geglu), 2 (swiglu_oai), 3 (swiglu_clamped) or 4 (relu2_no_mul)",
+                   std::to_string(args.activation));
+    }
+    check_weights(kGateUp, args.gate_up, x, -1, -1, x.size(1), has_gate(args.activation));
+    check_weights(kDown, args.down, x, args.gate_up.data.size(0), x.size(1), inner_of(args), false);
     kRule.rank("index", args.index, 2);
     kRule.dtype("index", args.index, INFINI_INDICES);
     kRule.shape("index", args.index, {x.size(0), args.index.size(1)}, "to match the rows of x");
     kRule.same_dtype_or_float32("weights", args.weights, "x", x);
     kRule.same_shape("weights", args.weights, "index", args.index);
-    if (args.activation < 0 || args.activation >= kActivations) {
-        kRule.fail(INFINI_STATUS_BAD_PARAM, "activation",
-                   "be 0 (swiglu), 1 (geglu), 2 (swiglu_oai) or 3 (swiglu_clamped)", std::to_string(args.activation));
-    }
     if (!(args.limit >= 0)) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, "limit", "be at least 0", message(args.limit));
     }

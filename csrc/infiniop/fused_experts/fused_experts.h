@@ -17,12 +17,17 @@ namespace infini::fused_experts {
 
 // act(gate, up), with g = min(gate, limit) and u = up clamped to +-limit:
 enum class Activation : int {
-    kSwiglu,       // silu(gate) * up
-    kGeglu,        // gelu by tanh (gate) * up
-    kSwigluOai,    // g * sigmoid(alpha * g) * (u + 1)
-    kSwigluClamped // silu(g) * u
+    kSwiglu,        // silu(gate) * up
+    kGeglu,         // gelu by tanh (gate) * up
+    kSwigluOai,     // g * sigmoid(alpha * g) * (u + 1)
+    kSwigluClamped, // silu(g) * u
+    kRelu2NoMul     // max(up, 0)^2: without gate
 };
-constexpr int64_t kActivations = 4;
+constexpr int64_t kActivations = 5;
+
+constexpr bool has_gate(int64_t activation) {
+    return activation != static_cast<int64_t>(Activation::kRelu2NoMul);
+}
 
 // The weights of one product, for all experts: n rows, multiplied by rows of k elements.
 //   dense:     data [experts, n, k] in the dtype of x; stride 1 in one of the last two dimensions, any other strides
@@ -38,7 +43,7 @@ struct Weights {
 struct Args {
     TensorView y;       // [tokens, hidden], the dtype of x
     TensorView x;       // [tokens, hidden]
-    Weights gate_up;    // n = 2 * inner, k = hidden
+    Weights gate_up;    // n = 2 * inner, or inner without gate; k = hidden
     Weights down;       // n = hidden, k = inner
     TensorView index;   // [tokens, k] int64 or int32: experts
     TensorView weights; // [tokens, k], the dtype of x or float32
@@ -69,7 +74,7 @@ INFINI_CPU_KERNEL(scale_kernel, ScaleArgs)
 // y[i] = act(gate[i], up[i]).
 struct GateArgs {
     TensorView y;    // [rows, inner], contiguous
-    TensorView both; // [rows, 2 * inner], contiguous, the dtype of y
+    TensorView both; // [rows, 2 * inner], or inner without gate; contiguous, the dtype of y
     Activation activation;
     bool interleaved;
     float alpha, limit;

@@ -77,6 +77,17 @@ template <typename T, typename Formula> void gate_rows(const fused_experts::Gate
     });
 }
 
+template <typename T> void square_rows(const fused_experts::GateArgs &a) {
+    const int64_t size = a.y.numel();
+    parallel_for(size, 2 * size * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t end) {
+        const auto *const up = a.both.as<const T>() + begin;
+        for_each_vector(end - begin, [&](int64_t i, auto lanes) {
+            const VecF positive = max(splat(0.0f), load_at(up, i, lanes));
+            store_at(a.y.as<T>() + begin, i, positive * positive, lanes);
+        });
+    });
+}
+
 template <typename T> void apply_gate(const fused_experts::GateArgs &a) {
     const VecF alpha = splat(a.alpha), limit = splat(a.limit);
     // min and max return their second argument if either is NaN: NaN in gate or up stays.
@@ -92,6 +103,8 @@ template <typename T> void apply_gate(const fused_experts::GateArgs &a) {
             const VecF g = below(gate);
             return quotient_for<T>(g, 1.0f + exp_for<T>(-alpha * g)) * (within(up) + 1.0f);
         });
+    case Activation::kRelu2NoMul:
+        return square_rows<T>(a);
     case Activation::kSwigluClamped:
         return gate_rows<T>(a, [&](VecF gate, VecF up) { return formula::swiglu::of<T>(within(up), below(gate)); });
     }

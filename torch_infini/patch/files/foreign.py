@@ -37,7 +37,7 @@ from ..apply import apply
 from ..checks.verify import Verifier
 from ..decoder import find_decoder
 from ..layers import quantized_experts
-from ..layers.experts import WEIGHTS, Experts, plans_of
+from ..layers.experts import Experts, plans_of, weights_of
 from ..layers.quantized_linear import install_weight
 from ..state import Selection
 from ..swap import Unsupported
@@ -271,7 +271,7 @@ def fill_experts(model: PreTrainedModel, checkpoint: Checkpoint, quantized: list
     for module_name, names in by_module.items():
         module, plan = model.get_submodule(module_name), None
         kinds = {checkpoint.experts[name].format.kind for name in names.values()}
-        if verifier is not None and names.keys() == set(WEIGHTS) and len(kinds) == 1:
+        if verifier is not None and names.keys() == set(weights_of(module)) and len(kinds) == 1:
             with suppress(Unsupported):
                 plan = verifier.checked(module, Experts, plans_of(module))
         if plan is not None:

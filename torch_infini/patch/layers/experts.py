@@ -1,4 +1,4 @@
-"""The experts of a mixture of a patched model: gated MLPs in two tensors, of which each token uses a few.
+"""The experts of a mixture of a patched model: MLPs in two tensors, of which each token uses a few.
 
 The tensors may be stored by rows or transposed (read in place), with biases, and gate and up may alternate. The router,
 whatever it computes, and the block around them run as they are; mixture.py has the block of Llama 4.
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from ..._core.devices import on_cpu
 from ...ops.fused_experts import ACTIVATIONS
@@ -23,8 +24,10 @@ from .mlp import ACTIVATION_NAMES, GATES
 
 fused_experts = torch.ops.infini.fused_experts.default
 
-WEIGHTS = ("gate_up_proj", "down_proj")
-BIASES = ("gate_up_proj_bias", "down_proj_bias")
+_FIRST = ("gate_up_proj", "up_proj")  # names of the weight of the first product, with and without gate
+_SECOND = "down_proj"
+# Classes of activations of experts without gate, and their numbers for the op.
+_ALONE: dict[type[nn.Module], int] = {type(ACT2FN["relu2"]): ACTIVATIONS["relu2_no_mul"]}
 _EXPERTS, _INNER, _CHOSEN = 4, 24, 2  # of a probe module
 _LARGE = 30.0  # magnitude of gate and up for which a formula may clamp
 
@@ -40,6 +43,7 @@ class ExpertsPlan(NamedTuple):
         alpha: As the op takes it.
         limit: Likewise.
         is_dense: Whether the forward takes rows for every expert, those of the first expert first, and no index.
+        first: The name of the first product's weight.
     """
 
     activation: int
@@ -49,12 +53,30 @@ class ExpertsPlan(NamedTuple):
     alpha: float = 1.0
     limit: float = inf
     is_dense: bool = False
+    first: str = _FIRST[0]
+
+    @property
+    def has_gate(self) -> bool:
+        return self.first == _FIRST[0]
 
 
 def has_experts(module: nn.Module) -> bool:
-    """Return whether a module keeps the weights of several gated MLPs in two tensors."""
-    weights = [module._parameters.get(name) for name in WEIGHTS]
+    """Return whether a module keeps the weights of several MLPs in two tensors."""
+    weights = [module._parameters.get(name) for name in weights_of(module)]
     return isinstance(module, Experts) or all(weight is not None and weight.dim() == 3 for weight in weights)
+
+
+def weights_of(module: nn.Module) -> tuple[str, str]:
+    """Return the names of the weights of the first and the second product."""
+    if isinstance(module, Experts):
+        return module.experts_plan.first, _SECOND
+    return next((name for name in _FIRST if name in module._parameters), _FIRST[0]), _SECOND
+
+
+def biases_of(module: nn.Module) -> tuple[str, str]:
+    """Return the names of their biases, which may be missing."""
+    first, second = weights_of(module)
+    return f"{first}_bias", f"{second}_bias"
 
 
 class Experts(Patched):
@@ -96,8 +118,8 @@ class Experts(Patched):
             count = len(x)
             order = random(count, _EXPERTS, seed=2).argsort(1)[:, :_CHOSEN]
             weights = random(count, _CHOSEN, seed=3).softmax(1).to(torch.float32 if wide else dtype)
-            gate_up = small.get_parameter("gate_up_proj")
-            given = {"": {"gate_up_proj": gate_up * gates / size}} if size != gates else {}
+            name, _ = weights_of(small)
+            given = {"": {name: small.get_parameter(name) * gates / size}} if size != gates else {}
             rows = x.repeat(_EXPERTS, 1) if is_dense(small) else x
             more = () if is_dense(small) else (order, weights)
             run = lambda forward: forward((size * rows).to(dtype, copy=True), *(one.clone() for one in more))
@@ -141,8 +163,9 @@ class Experts(Patched):
     def product(self, x: Tensor, index: Tensor, weights: Tensor, weights_on_input: bool = False) -> Tensor:
         """Compute forward for a caller that has already ruled out the original's."""
         parameters = self._parameters
-        activation, _, transposed, interleaved, alpha, limit, _ = self.__dict__[PLAN]  # each call of Python counts here
-        gate_up, down = parameters["gate_up_proj"], parameters["down_proj"]
+        # Each call of Python counts here.
+        activation, _, transposed, interleaved, alpha, limit, _, first = self.__dict__[PLAN]
+        gate_up, down = parameters[first], parameters["down_proj"]
         if transposed:
             gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
         return fused_experts(
@@ -154,7 +177,7 @@ class Experts(Patched):
             activation,
             None,
             None,
-            parameters.get("gate_up_proj_bias"),
+            parameters.get(f"{first}_bias"),
             parameters.get("down_proj_bias"),
             interleaved,
             alpha,
@@ -185,14 +208,16 @@ def small_experts(module: nn.Module, experts: int = _EXPERTS) -> nn.Module:
     """Return a probe module of experts, of which the weights may be quantized: few, small ones."""
     old, transposed = sizes(module), is_transposed(module)
     inner = WIDTH if old[1] == old[2] else _INNER
+    (first, second), biases = weights_of(module), biases_of(module)
+    n = 2 * inner if first == _FIRST[0] else inner
     weights = {
-        "gate_up_proj": random(experts, 2 * inner, WIDTH) / WIDTH**0.5,
-        "down_proj": random(experts, WIDTH, inner, seed=1) / inner**0.5,
+        first: random(experts, n, WIDTH) / WIDTH**0.5,
+        second: random(experts, WIDTH, inner, seed=1) / inner**0.5,
     }
     if transposed:
         weights = {name: weight.transpose(1, 2).contiguous() for name, weight in weights.items()}
-    if module._parameters.get(BIASES[0]) is not None:
-        weights |= {BIASES[0]: random(experts, 2 * inner, seed=4), BIASES[1]: random(experts, WIDTH, seed=5)}
+    if module._parameters.get(biases[0]) is not None:
+        weights |= {biases[0]: random(experts, n, seed=4), biases[1]: random(experts, WIDTH, seed=5)}
     small = probe_module(module, {name: frozen(weight) for name, weight in weights.items()}, module._modules)
     vars(small)[PROBE_SEED] = 0
     resize(small, module, old, (experts, WIDTH, inner))
@@ -217,15 +242,16 @@ def plans_of(module: nn.Module) -> list[ExpertsPlan]:
     if getattr(module, "_is_expert_parallel", False):
         raise Unsupported("its experts are divided among ranks")
     names = [name for name, parameter in module._parameters.items() if parameter is not None]
-    if sorted(names) not in (sorted(WEIGHTS), sorted(WEIGHTS + BIASES)):
-        raise Unsupported(f"its experts have more than gate_up_proj and down_proj: {', '.join(names)}")
-    shape, (experts, hidden, inner) = tuple(module.get_parameter("gate_up_proj").shape), sizes(module)
-    transposed = is_transposed(module)
-    if shape != ((experts, hidden, 2 * inner) if transposed else (experts, 2 * inner, hidden)):
-        raise Unsupported(
-            f"its gate_up_proj has shape {list(shape)}, not [experts, 2 * inner, hidden] as its down_proj says"
-        )
-    for name, columns in zip(BIASES, (2 * inner, hidden), strict=True):
+    (first, second), biases = weights_of(module), biases_of(module)
+    if sorted(names) not in (sorted((first, second)), sorted((first, second, *biases))):
+        raise Unsupported(f"its experts have more than {first} and {second}: {', '.join(names)}")
+    shape, (experts, hidden, inner) = tuple(module.get_parameter(first).shape), sizes(module)
+    transposed, has_gate = is_transposed(module), first == _FIRST[0]
+    n = 2 * inner if has_gate else inner
+    if shape != ((experts, hidden, n) if transposed else (experts, n, hidden)):
+        rule = f"[experts, {'2 * ' * has_gate}inner, hidden]"
+        raise Unsupported(f"its {first} has shape {list(shape)}, not {rule} as its {second} says")
+    for name, columns in zip(biases, (n, hidden), strict=True):
         bias = module._parameters.get(name)
         if bias is not None and tuple(bias.shape) != (experts, columns):
             raise Unsupported(f"its {name} has shape {list(bias.shape)}, not {[experts, columns]} as its weights say")
@@ -234,9 +260,15 @@ def plans_of(module: nn.Module) -> list[ExpertsPlan]:
     limit, alpha = limit_of(module), attribute(module, "alpha")
     if len(module._modules) > bool(activation) or (not activation and not is_silu and limit == inf):
         raise Unsupported(f"it has no activation ({' or '.join(ACTIVATION_NAMES)}), or other submodules")
+    kind = type(module._modules[activation]) if activation else None
+    if not has_gate:
+        if kind not in _ALONE:
+            raise Unsupported(
+                f"its activation without gate is {kind.__name__ if kind else 'unknown'}, not squared ReLU"
+            )
+        return [ExpertsPlan(_ALONE[kind], activation, first=first, is_dense=is_dense(module))]
     formulas = ["swiglu"] if is_silu else []
-    if activation:
-        kind = type(module._modules[activation])
+    if kind is not None:
         if kind not in GATES:
             raise Unsupported(f"its activation is {kind.__name__}, neither SiLU nor GELU by tanh")
         op: Any = GATES[kind]
@@ -282,8 +314,11 @@ def is_transposed(module: nn.Module) -> bool:
     """Return whether the products are of x with the weights themselves, and not with their transposes."""
     if isinstance(module, Experts):
         return module.experts_plan.transposed
-    _, n, k = module.get_parameter("down_proj").shape
-    return tuple(module.get_parameter("gate_up_proj").shape[1:]) == (k, 2 * n)
+    first, second = weights_of(module)
+    if first != _FIRST[0]:
+        return False  # the two weights have each other's shapes in any case
+    _, n, k = module.get_parameter(second).shape
+    return tuple(module.get_parameter(first).shape[1:]) == (k, 2 * n)
 
 
 def sizes(module: nn.Module) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +65,15 @@ def shown(weight: Tensor) -> Tensor:
 class Quantized(Patched):
     """Base of the modules with integer weights, whose full-precision weights are freed."""
 
-    freed: ClassVar[tuple[str, ...]]  # the names of the original's parameters that it no longer has
-    kept: ClassVar[tuple[str, ...]]  # the buffers that keep their precision when the module is converted
+    @property
+    def freed(self) -> tuple[str, ...]:
+        """The names of the original's parameters that it no longer has."""
+        raise NotImplementedError
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The buffers that keep their precision when the module is converted."""
+        raise NotImplementedError
 
     @property
     def plan(self) -> StoragePlan:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...weights import FORMATS, BlockFormat, Integers, best
 from ..checks.conditions import dense_last
 from ..swap import PLAN, Unsupported, restore, swap
-from .experts import BIASES, WEIGHTS, Experts, ExpertsPlan, fused_experts, sizes
+from .experts import Experts, ExpertsPlan, biases_of, fused_experts, sizes, weights_of
 from .quantized import Quantized, all_finite, nth, shown
 
 DENSE = "_infini_dense"  # attribute during the original's forward: the dequantized weights, by name
@@ -40,14 +40,19 @@ class QuantizedExperts(Quantized, Experts):
     Rows are quantized, and stored, as the products take them, however the original's weights are laid out.
     """
 
-    freed = WEIGHTS
-    kept = tuple(scales_name(name) for name in WEIGHTS)
+    @property
+    def freed(self) -> tuple[str, ...]:
+        return weights_of(self)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return tuple(map(scales_name, weights_of(self)))
 
     @classmethod
     def plans(cls, module: nn.Module, format: str = "int8") -> Sequence[Any]:
         if not isinstance(module, Experts):
             raise Unsupported("its experts are not computed by fused_experts")
-        weights = [module.get_parameter(name) for name in WEIGHTS]
+        weights = [module.get_parameter(name) for name in weights_of(module)]
         kind = best(format, weights[0].device)
         if not kind.serves_experts:
             able = ", ".join(sorted(one.name for one in FORMATS.values() if one.serves_experts))
@@ -67,18 +72,25 @@ class QuantizedExperts(Quantized, Experts):
         return self.dequantized("gate_up_proj")
 
     @property
+    def up_proj(self) -> Tensor:
+        """The dequantized weights of experts without gate, likewise."""
+        return self.dequantized("up_proj")
+
+    @property
     def down_proj(self) -> Tensor:
         """The dequantized weights, likewise."""
         return self.dequantized("down_proj")
 
     def dequantized(self, name: str) -> Tensor:
+        if name not in weights_of(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         dense: dict[str, Tensor] = vars(self).get(DENSE, {})
         if name in dense:
             return dense[name]
         plan: QuantizedExpertsPlan = vars(self)[PLAN]
         integers = Integers(self._buffers[integers_name(name)], self._buffers.get(scales_name(name)))
         experts, hidden, inner = self.sizes
-        n, k = (2 * inner, hidden) if name == "gate_up_proj" else (hidden, inner)
+        n, k = self.rows_of(name).shape[1], inner if name == "down_proj" else hidden
         weights = torch.empty(experts, n, k, dtype=plan.dtype, device=integers.weight.device)
         for e in range(experts):
             weights[e] = FORMATS[plan.format].dequantize(nth(integers, e), 0, n, k, plan.dtype)
@@ -87,8 +99,8 @@ class QuantizedExperts(Quantized, Experts):
     @property
     def sizes(self) -> tuple[int, int, int]:
         """The numbers of experts, of columns of x, and of columns inside."""
-        gate_up, down = (self.rows_of(name) for name in WEIGHTS)
-        return down.shape[0], down.shape[1], gate_up.shape[1] // 2
+        first, down = (self.rows_of(name) for name in weights_of(self))
+        return down.shape[0], down.shape[1], first.shape[1] // (2 if self.experts_plan.has_gate else 1)
 
     def rows_of(self, name: str) -> Tensor:
         """Return a tensor whose first dimensions are the experts and the rows: scales, or blocks, which hold theirs."""
@@ -98,30 +110,30 @@ class QuantizedExperts(Quantized, Experts):
     @property
     def weight_count(self) -> int:
         experts, hidden, inner = self.sizes
-        return 3 * experts * hidden * inner
+        return (3 if self.experts_plan.has_gate else 2) * experts * hidden * inner
 
     @property
     def is_savable(self) -> bool:
-        return scales_name(WEIGHTS[0]) in self._buffers  # blocks stay in the checkpoint that has them
+        return scales_name("down_proj") in self._buffers  # blocks stay in the checkpoint that has them
 
     def forward_of_original(self, *args: Any, **kwargs: Any) -> Tensor:
         # It may take an expert at a time from the weights: they are dequantized once.
-        vars(self)[DENSE] = {name: self.dequantized(name) for name in WEIGHTS}
+        vars(self)[DENSE] = {name: self.dequantized(name) for name in weights_of(self)}
         try:
             return super().forward_of_original(*args, **kwargs)
         finally:
             vars(self).pop(DENSE, None)
 
     def product(self, x: Tensor, index: Tensor, weights: Tensor, weights_on_input: bool = False) -> Tensor:
-        buffers, plan = self._buffers, self.experts_plan
+        buffers, plan, names = self._buffers, self.experts_plan, weights_of(self)
         return fused_experts(
             dense_last(x),
-            *(buffers[integers_name(name)] for name in WEIGHTS),
+            *(buffers[integers_name(name)] for name in names),
             index,
             weights,
             plan.activation,
-            *(buffers.get(scales_name(name)) for name in WEIGHTS),
-            *(self._parameters.get(name) for name in BIASES),
+            *(buffers.get(scales_name(name)) for name in names),
+            *(self._parameters.get(name) for name in biases_of(self)),
             plan.interleaved,
             plan.alpha,
             plan.limit,
@@ -148,7 +160,7 @@ def quantize_experts(module: nn.Module, format: str) -> None:
     assert isinstance(module, Experts)
     kind = FORMATS[plan.format]
     buffers: dict[str, Tensor] = {}
-    for name in WEIGHTS:
+    for name in weights_of(module):
         weights = module.rows(name)
         experts, n, k = weights.shape
         kinds = kind.kinds(n, k, plan.group, plan.dtype)
@@ -165,7 +177,9 @@ def empty_buffers(module: nn.Module, plan: QuantizedExpertsPlan) -> dict[str, Te
     """Return the buffers of quantized experts on the meta device, to be loaded later."""
     experts, hidden, inner = sizes(module)
     buffers = {}
-    for name, n, k in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
+    first, second = weights_of(module)
+    rows = 2 * inner if plan.experts.has_gate else inner
+    for name, n, k in ((first, rows, hidden), (second, hidden, inner)):
         kinds = FORMATS[plan.format].kinds(n, k, plan.group, plan.dtype)
         empty = {
             field: torch.empty(experts, *spec.shape, dtype=spec.dtype, device="meta") for field, spec in kinds.items()
@@ -178,6 +192,7 @@ def install(module: nn.Module, plan: QuantizedExpertsPlan, buffers: dict[str, Te
     """Turn experts into quantized ones with these buffers, and free their weights; each step leaves a whole module."""
     for name, value in buffers.items():
         module.register_buffer(name, value)
+    names = weights_of(module)
     swap(module, QuantizedExperts, plan)
-    for name in WEIGHTS:
+    for name in names:
         del module._parameters[name]

@@ -103,6 +103,8 @@ class ExpertsCall:
 
     def activate(self, both: Tensor) -> Tensor:
         """Return act(gate, up) of the results of the first product."""
+        if not self.has_gate:
+            return torch.nn.functional.relu(both) ** 2
         gate, up = (both[..., ::2], both[..., 1::2]) if self.interleaved else both.chunk(2, -1)
         if ACTIVATION_NAMES[self.activation] in ("swiglu_oai", "swiglu_clamped"):
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
@@ -115,7 +117,12 @@ class ExpertsCall:
     @property
     def inner(self) -> int:
         """Columns of an expert's hidden values."""
-        return (self.gate_up if self.gate_up_scales is None else self.gate_up_scales).shape[1] // 2
+        rows = (self.gate_up if self.gate_up_scales is None else self.gate_up_scales).shape[1]
+        return rows // 2 if self.has_gate else rows
+
+    @property
+    def has_gate(self) -> bool:
+        return ACTIVATION_NAMES[self.activation] != "relu2_no_mul"
 
     def chosen(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield each expert that a token chose, the tokens, and its place among the choices of each."""
@@ -238,6 +245,12 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("swiglu_oai", (*few, oai), {"limit": 0.5})
     yield Sample("swiglu_oai without limit", (*few, oai), {"limit": float("inf"), "alpha": 0.5})
     yield Sample("swiglu_clamped", (*few, ACTIVATIONS["swiglu_clamped"]), {"limit": 0.5})
+    relu2 = ACTIVATIONS["relu2_no_mul"]
+    for tokens, inner in ((1, 33), (9, 48)):
+        x, gate_up, down, index, weights = inputs(dtype, tokens, 64, inner, 4, 2)
+        both = biases(dtype, 4, inner, 64)
+        both["gate_up_bias"] = both["gate_up_bias"][:, :inner].contiguous()
+        yield Sample(f"without gate, {inner} inside", (x, gate_up[:, :inner], down, index, weights, relu2), both)
     yield Sample("interleaved", few, {"interleaved": True})
     for of_weights in (None, torch.float32):
         for tokens in (1, 9):
@@ -349,8 +362,8 @@ def errors() -> Iterator[ErrorCase]:
     )
     yield ErrorCase(
         "activation",
-        (x, *rest, 4),
-        op + "activation must be 0 (swiglu), 1 (geglu), 2 (swiglu_oai) or 3 (swiglu_clamped), got 4",
+        (x, *rest, 5),
+        op + "activation must be 0 (swiglu), 1 (geglu), 2 (swiglu_oai), 3 (swiglu_clamped) or 4 (relu2_no_mul), got 5",
     )
     yield ErrorCase(
         "no experts",
@@ -525,7 +538,7 @@ def cost(call: ExpertsCall) -> Cost:
     one = call.first.nbytes_of_one + call.second.nbytes_of_one
     return Cost(
         bytes=2 * nbytes(call.x) + nbytes(call.index, call.weights) + len(call.index.unique()) * one,
-        flops=2 * call.index.numel() * 3 * call.x.shape[1] * call.inner,
+        flops=2 * call.index.numel() * (3 if call.has_gate else 2) * call.x.shape[1] * call.inner,
     )
 
 
