@@ -16,6 +16,7 @@ import torch_infini
 from torch_infini import LLM, SamplingParams
 from torch_infini.ops.fused_experts import ACTIVATIONS
 from torch_infini.patch.layers.experts import Experts, ExpertsPlan
+from torch_infini.patch.layers.grouped import GroupedLinear
 from torch_infini.patch.layers.mixture import InputScaledMixture
 from torch_infini.testing import causal_types
 from torch_infini.testing.causal_types import build
@@ -204,6 +205,62 @@ def test_quantized(kind: str, weights: str, tmp_path: Path) -> None:
         return  # its config has infinity, which folders of save_patched do not keep
     torch_infini.save_patched(model, tmp_path)
     assert torch.equal(logits(torch_infini.load_patched(tmp_path), ids), found)
+
+
+class ListedExperts(torch.nn.Module):
+    """Experts that are modules in a list, as models with code of their own have them."""
+
+    def __init__(self, block: Any, returns_pair: bool) -> None:
+        super().__init__()
+        self.gate, self.top_k, self.returns_pair = torch.nn.Linear(64, 4, bias=False), 2, returns_pair
+        kind = type(build("qwen3").model.layers[0].mlp)
+        self.experts = torch.nn.ModuleList(kind(block.experts.config) for _ in range(4))
+        self.requires_grad_(False)
+
+    def forward(self, hidden_states: Tensor) -> Any:
+        x = hidden_states.flatten(0, -2)
+        scores = self.gate(x)
+        weights, index = scores.softmax(-1).topk(self.top_k, -1)
+        y = torch.zeros_like(x)
+        for e, expert in enumerate(self.experts):
+            token, place = torch.where(index == e)
+            y.index_add_(0, token, expert(x[token]) * weights[token, place, None])
+        y = y.view_as(hidden_states)
+        return (y, scores) if self.returns_pair else y
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_experts_in_a_list(kind: str) -> None:
+    """Each is computed as the gated MLP that it is, with its own tokens; the loop over them stays."""
+    model = build(kind)
+    torch.manual_seed(0)
+    config = build("qwen3").config
+    for layer in model.model.layers:
+        layer.mlp.experts.config = config
+        layer.mlp = ListedExperts(layer.mlp, returns_pair=kind == "gpt_oss").eval()
+    ids = ids_of(1, 9)
+    expected = logits(model, ids)
+    report = torch_infini.patch_model(model)
+    assert not any("mlp" in row.name for row in report.left)
+    assert report.counts["fused_linear, swiglu, linear"] == 4 * 4
+    assert distance(logits(model, ids), expected) < 5e-6
+    torch_infini.unpatch_model(model)
+    assert torch.equal(logits(model, ids), expected)
+
+
+def test_jetmoe() -> None:
+    """The products of its parallel experts, in the MLP and in attention, for rows that are sorted by expert."""
+    model = build("jetmoe")
+    ids = ids_of(2, 9)
+    expected = logits(model, ids)
+    report = torch_infini.patch_model(model)
+    assert not report.left
+    assert sum(isinstance(module, GroupedLinear) for module in model.modules()) == 16
+    assert distance(logits(model, ids), expected) < 5e-6
+    grouped = next(module for module in model.modules() if isinstance(module, GroupedLinear))
+    rows = torch.randn(5, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    (gradient,) = torch.autograd.grad(grouped(rows, [2, 0, 3, 0]).sum(), rows)
+    assert gradient.isfinite().all()
 
 
 def test_budget() -> None:

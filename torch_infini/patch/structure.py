@@ -18,6 +18,7 @@ from .decoder import Decoder
 from .layers.attention import Attention, RotaryEmbedding
 from .layers.experts import Experts, has_experts
 from .layers.gated_norm import GatedNorm, is_gated_norm
+from .layers.grouped import GroupedLinear, is_grouped_linear
 from .layers.interface_attention import InterfaceAttention, calls_interface, missing_feature
 from .layers.layer import DecoderLayer
 from .layers.layer_norm import LayerNorm, is_layer_norm
@@ -119,6 +120,8 @@ def of_any(
             yield here, ShortConvolution
         elif has_experts(module):
             yield here, Experts
+        elif is_grouped_linear(module):
+            yield here, GroupedLinear
         elif has_scaled_inputs(module):
             yield here, InputScaledMixture
         elif "down_proj" in module._modules and has_gate(module):
@@ -214,14 +217,15 @@ def is_unknown(module: nn.Module) -> bool:
     """Return whether a module computes with weights of its own, or is attention that cannot be told what to call.
 
     Embeddings are read, not computed, and so is what a model itself begins with. A parameter of one element is a
-    factor. A router has a row for each expert, experts beside it a bias for it; a head's bias is its last layer's too.
-    Activations are torch's in any layer.
+    factor. A router has a row for each expert, experts beside it a bias for it, or for their sum; a head's bias is its
+    last layer's too. Activations are torch's in any layer.
     """
     if isinstance(module, nn.Embedding | nn.Linear | PreTrainedModel):
         return False
     if re.search("Router|Activation", type(module).__name__):
         return False
-    if "experts" in module._modules and all(p is None or p.dim() == 1 for p in module._parameters.values()):
+    mixes = "experts" in module._modules or any(isinstance(child, GroupedLinear) for child in module.children())
+    if mixes and all(p is None or p.dim() == 1 for p in module._parameters.values()):
         return False
     if list(module._parameters) == ["bias"] and isinstance(module._modules.get("decoder"), nn.Linear):
         return False
@@ -268,6 +272,14 @@ def attends(module: nn.Module) -> bool:
     return "Attention" in type(module).__name__ and products and not inner
 
 
+def listed_experts(mlp: nn.Module) -> list[str]:
+    """Return the names of a mixture's experts that are MLPs with a gate in a list, each called with its own tokens."""
+    parts = mlp._modules.get("experts")
+    if not isinstance(parts, nn.ModuleList) or not all("down_proj" in one._modules and has_gate(one) for one in parts):
+        return []
+    return [f"experts.{i}" for i in range(len(parts))]
+
+
 def of_llama(name: str, decoder: Decoder, sharded: Container[str]) -> Iterator[tuple[str, type[Patched]]]:
     """Yield the modules of layers with self_attn and mlp, whose computation is known as a whole."""
     prefix = f"{name}." if name else ""
@@ -286,10 +298,13 @@ def of_llama(name: str, decoder: Decoder, sharded: Container[str]) -> Iterator[t
         experts = [part for part in experts if f"{here}.mlp.{part}" not in sharded]
         for part in experts:
             yield f"{here}.mlp.{part}", Experts
-        for part, module in mlp.named_children() if experts else ():
+        listed = [part for part in listed_experts(mlp) if f"{here}.mlp.{part}" not in sharded]
+        for part in listed:
+            yield f"{here}.mlp.{part}", GatedMLP
+        for part, module in mlp.named_children() if experts or listed else ():
             if "shared_expert" in part and "down_proj" in module._modules:
                 yield f"{here}.mlp.{part}", GatedMLP
-        if not experts and (has_gate(mlp) or any("experts" in part for part in mlp._modules)):
+        if not experts and not listed and (has_gate(mlp) or any("experts" in part for part in mlp._modules)):
             yield f"{here}.mlp", GatedMLP
         if any(eps_name(child) and not is_layer_norm(child) for child in layer.children()):
             yield here, DecoderLayer  # which fuses norms with the additions before them
