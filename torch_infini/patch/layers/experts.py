@@ -141,7 +141,10 @@ class Experts(Patched):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         plan = self.experts_plan
-        if len(args) != 2 * (not plan.is_dense) or kwargs or not self.is_computed(hidden_states):
+        if len(args) != (0 if plan.is_dense else 2) or kwargs or hidden_states.dim() != 2 or hidden_states.is_cuda:
+            return self.forward_of_original(hidden_states, *args, **kwargs)
+        # As is_computed says, without a call of Python.
+        if needs_fallback(self, hidden_states) or (plan.module and not unhooked(self._modules[plan.module])):
             return self.forward_of_original(hidden_states, *args, **kwargs)
         if plan.is_dense:
             experts = self.sizes[0]
@@ -150,7 +153,7 @@ class Experts(Patched):
         return self.product(hidden_states, *args)
 
     def is_computed(self, hidden_states: Tensor) -> bool:
-        """Return whether the op computes a call with these inputs."""
+        """Return whether the op computes a call with these inputs, for a caller of product."""
         if hidden_states.dim() != 2 or hidden_states.is_cuda or needs_fallback(self, hidden_states):
             return False
         name = self.experts_plan.module
