@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # LayerNorms and MLPs without gates; learned positions, a parallel residual, partial rotation, a norm without weights,
-# norms of 1 + weight, encoders, rotation of interleaved pairs, an ungated MLP in Llama's layers.
+# norms of 1 + weight, encoders, rotation of interleaved pairs, an ungated MLP in Llama's layers, or a third branch.
 DECODERS = (
     "opt",
     "gpt_neox",
@@ -29,6 +29,7 @@ DECODERS = (
     "modernbert-decoder",
     "lfm2",
     "gpt2",
+    "gemma4_text",
 )
 LATENT = ("deepseek_v3", "glm4_moe_lite", "youtu")  # values are narrower than keys
 SINKS = ("flint", "granite_swa", "mimo_v2_flash")
@@ -64,7 +65,7 @@ def test_results_and_unpatching(kind: str) -> None:
     before, values = identity(model), config_values(model)
     expected, masked = logits(model, ids), logits(model, ids, attention_mask=mask)
     report = patch_model(model, strict=True)
-    assert "layer_norm" in report.counts or kind in ("arcee", "lfm2", *LATENT, *SINKS)
+    assert "layer_norm" in report.counts or kind in ("arcee", "lfm2", "gemma4_text", *LATENT, *SINKS)
     assert sum(report.counts.get(op, 0) for op in ("linear", "matmul", "fused_linear, swiglu, linear")) > 4
     assert model.config._attn_implementation == "infini" and is_patched(model)
     close(logits(model, ids), expected)
@@ -159,7 +160,17 @@ def test_integer_weights_are_saved_and_loaded(kind: str, tmp_path: Path) -> None
 
 # Norms without weights or at other places, heads of several sizes, shared keys and values, experts beside an MLP,
 # sparse MLPs, scaled residuals, complex rotation, layers that do not rotate, cross-attention.
-IN_PARTS = ("gemma4_text", "gemma4", "gemma3n_text", "nanochat", "bitnet", "minicpm3", "deepseek_v2", "beam", "mllama")
+IN_PARTS = (
+    "gemma4_unified_text",
+    "gemma4",
+    "gemma3n_text",
+    "nanochat",
+    "bitnet",
+    "minicpm3",
+    "deepseek_v2",
+    "beam",
+    "mllama",
+)
 IN_PARTS += ("qwen4_exp_text", "musicgen_melody", "diffllama")  # norms of groups, several embeddings, torch's norm
 FEW = pytest.mark.parametrize(
     "kind", [*IN_PARTS[:3], *(pytest.param(kind, marks=pytest.mark.full) for kind in IN_PARTS[3:])]

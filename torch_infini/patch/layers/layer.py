@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from ..checks.conditions import dense_last, unhooked, unsupported_placement
-from ..checks.probe import HALF, LENGTHS, SIZES, WIDTH, norm_probe, probe_module, random, tokens, with_nan
+from ..checks.probe import HALF, LENGTHS, SIZES, WIDTH, linear, norm_probe, probe_module, random, tokens, with_nan
 from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .attention import Attention, AttentionDispatch, causal_mask
 from .cache import needs_grad
-from .mlp import GatedMLP, MLPDispatch
+from .mlp import GATES, GatedMLP, MLPDispatch
 from .norm import (
     HANDOVER,
     NormTerms,
@@ -58,23 +58,36 @@ LAYOUTS = (
     # HyperCLOVA X
     Layout("input_layernorm", "post_norm1", "post_attention_layernorm", "post_norm2"),
 )
+# Gemma 4's third branch: x + norm(projection(act(gate(x)) * input)); its input is an argument of the layer.
+GATE, ACTIVATION, PROJECTION, INPUT_NORM = PER_LAYER = (
+    "per_layer_input_gate",
+    "act_fn",
+    "per_layer_projection",
+    "post_per_layer_input_norm",
+)
+INPUT, INPUT_WIDTH = "per_layer_input", 8  # the argument, and its columns in a probe
+SCALE = "layer_scalar"
 EMPTY = {"position_embeddings": None, "attention_mask": None}  # arguments of a layer in a probe
 NEXT = "_infini_next"  # attribute of a patched layer: (the norm that its result is passed to,)
 
 
 class LayerPlan(NamedTuple):
-    """What a layer computes around its attention and MLP.
+    """How a layer combines its parts.
 
     Attributes:
-        layout: The positions of the norms.
+        layout: Positions of the norms.
         multiplier: The factor of both branches before the residual additions.
         dropouts: The names of dropouts.
+        has_input: Whether a third branch follows: a product with an input of the layer's own (PER_LAYER).
+        scales: Whether the result is multiplied by a buffer of one element (SCALE).
         mlp_returns_pair: Whether the MLP returns its router's scores beside its result, as in gpt-oss.
     """
 
     layout: Layout
     multiplier: float
     dropouts: tuple[str, ...]
+    has_input: bool = False
+    scales: bool = False
     mlp_returns_pair: bool = False
 
 
@@ -124,20 +137,26 @@ class DecoderLayer(Patched):
     def plans(cls, module: nn.Module) -> Sequence[Any]:
         children = module._modules
         norms = {name for name, child in children.items() if child is not None and eps_name(child)}
+        has_input, scales = children.keys() >= set(PER_LAYER), SCALE in module._buffers
+        if has_input:
+            norms.discard(INPUT_NORM)
         layout = next((layout for layout in LAYOUTS if norms == {name for name in layout if name}), None)
         if layout is None:
             raise Unsupported(f"its norms ({', '.join(sorted(norms)) or 'none'}) are in no known layout")
-        more = {name for name in children.keys() - norms if not isinstance(children[name], nn.Dropout)}
+        parts = children.keys() - norms - (set(PER_LAYER) if has_input else set())
+        more = {name for name in parts if not isinstance(children[name], nn.Dropout)}
         if more != {"self_attn", "mlp"}:
             raise Unsupported(f"its submodules are not self_attn, mlp and norms: {', '.join(sorted(more))}")
-        for name in sorted(norms):
+        for name in sorted({*norms, INPUT_NORM} if has_input else norms):
             if not isinstance(children[name], RMSNorm):
                 raise Unsupported(f"its {name} was left unpatched")
         if "forward" in vars(module):
             raise Unsupported(unsupported_placement(module) or "")
         dropouts = tuple(name for name, child in children.items() if isinstance(child, nn.Dropout))
+        if has_input and type(children[ACTIVATION]) not in GATES:
+            raise Unsupported(f"its activation is {type(children[ACTIVATION]).__name__}, neither SiLU nor GELU by tanh")
         multiplier = float(getattr(module, "residual_multiplier", 1.0))
-        return [LayerPlan(layout, multiplier, dropouts, takes_pair(module))]
+        return [LayerPlan(layout, multiplier, dropouts, has_input, scales, takes_pair(module))]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
@@ -156,6 +175,8 @@ class DecoderLayer(Patched):
             def run(forward: Callable[..., Any]) -> Any:
                 for branch in branches:
                     branch.size = inside
+                if GATE in small._modules:
+                    more[INPUT] = random(*x.shape[:2], INPUT_WIDTH).to(dtype, copy=True)
                 return forward((size * x).to(dtype, copy=True), **{**EMPTY, **more})
 
             return ProbeCall(when, run, HALF.get(dtype, 1e-5), dtype=dtype)
@@ -176,16 +197,21 @@ class DecoderLayer(Patched):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         modules = self._modules
-        (first, attended_by, second, last), multiplier, _, mlp_returns_pair = self.__dict__[PLAN]
+        plan: LayerPlan = self.__dict__[PLAN]
+        (first, attended_by, second, last), multiplier = plan.layout, plan.multiplier
         compiling = torch.compiler.is_compiling()
         handed = HANDOVER
         if not compiling and self._forward_pre_hooks:  # they may have written to the norm
             handed.result = handed.normed = None
         dispatch: LayerDispatch | None = cached_dispatch(self, hidden_states)
+        if plan.has_input and len(args) == 1 and INPUT not in kwargs:
+            kwargs = {**kwargs, INPUT: args[0]}
+            args = args[1:]
         if args or dispatch is None or (torch.is_grad_enabled() and needs_grad(kwargs.get("past_key_values"))):
             return super().forward(hidden_states, *args, **kwargs)
         if not dispatch.norms_served or (self.training and any(dropout.p for dropout in dispatch.dropouts)):
             return super().forward(hidden_states, *args, **kwargs)
+        more: Tensor | None = kwargs.pop(INPUT, None) if plan.has_input else None
         x = hidden_states = hidden_states if hidden_states.is_contiguous() else dense_last(hidden_states)
         if first is not None:
             norm = modules[first]
@@ -215,7 +241,7 @@ class DecoderLayer(Patched):
         else:
             x = stream = hidden_states + x
         x = modules["mlp"](x) if dispatch.mlp is None else modules["mlp"].compute(dispatch.mlp, x)
-        if mlp_returns_pair:
+        if plan.mlp_returns_pair:
             x, _ = x
         if not dispatch.closed:
             dispatch = cached_dispatch(self, x) or dispatch
@@ -223,6 +249,9 @@ class DecoderLayer(Patched):
             x = normalize(x, modules[last])
         if multiplier != 1:
             x = x * multiplier
+        if plan.has_input or plan.scales:
+            stream = stream.add_(x) if second is not None else stream + x
+            return self.finish(plan, stream, more)
         following = dispatch.following
         if compiling or self._forward_hooks or following is None or not handed.calls or stream.is_inference():
             # Without a norm before the MLP, the stream was its input, which hooks may keep.
@@ -232,6 +261,15 @@ class DecoderLayer(Patched):
         (handed.norm,) = self.__dict__[NEXT]
         handed.result, handed.normed, handed.version = result, normed, result._version
         return result
+
+    def finish(self, plan: LayerPlan, x: Tensor, given: Tensor | None) -> Tensor:
+        """Compute what follows the MLP's branch; x is overwritten."""
+        if plan.has_input:
+            modules = self._modules
+            gate, act = modules[GATE](x), modules[ACTIVATION]
+            y = GATES[type(act)](gate, dense_last(given)) if unhooked(act) and given is not None else act(gate) * given
+            x = x.add_(modules[INPUT_NORM](modules[PROJECTION](y)))
+        return x.mul_(self._buffers[SCALE]) if plan.scales else x
 
     def make_dispatch(self) -> LayerDispatch:
         """Determine the dispatch, which `cached_dispatch` keeps."""
@@ -271,9 +309,14 @@ def small_layer(module: nn.Module, mlp_returns_pair: bool) -> nn.Module:
             modules[name] = _Branch(seed, mlp_returns_pair or name == "self_attn")
         elif child is not None and eps_name(child):
             modules[name] = norm_probe(child, seed, WIDTH)
+        elif name in (GATE, PROJECTION):
+            sizes = (INPUT_WIDTH, WIDTH) if name == GATE else (WIDTH, INPUT_WIDTH)
+            modules[name] = linear(*sizes, seed)
         else:
             modules[name] = child
     small = probe_module(module, modules=modules)
+    if SCALE in module._buffers:
+        small._buffers[SCALE] = torch.full((1,), 0.75, dtype=torch.float32, device="cpu")
     vars(small).pop(NEXT, None)
     return small
 
