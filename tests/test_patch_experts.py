@@ -201,8 +201,6 @@ def test_quantized(kind: str, weights: str, tmp_path: Path) -> None:
     found, expected = logits(model, ids), logits(original, ids)
     assert float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median()) < 0.05
     assert torch.equal(logits(deepcopy(model), ids), found)
-    if kind == "nemotron_h":
-        return  # its config has infinity, which folders of save_patched do not keep
     torch_infini.save_patched(model, tmp_path)
     assert torch.equal(logits(torch_infini.load_patched(tmp_path), ids), found)
 

@@ -193,12 +193,21 @@ def files_of(folder: Path, where: str = NAME) -> list[Path]:
     return files
 
 
+_SPECIAL = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+
+
+def _decoded(value: dict[str, Any]) -> Any:
+    """Return the number that an object of transformers' configs stands for, {"__float__": "Infinity"}; others as is."""
+    name = value.get("__float__") if len(value) == 1 else None
+    return _SPECIAL.get(name, value) if isinstance(name, str) else value
+
+
 def read_object(path: Path, where: str = NAME) -> dict[str, Any]:
     """Return the object in a JSON file; errors begin with the caller, `where`, and name the file."""
     if not path.is_file():
         raise FileNotFoundError(f"{where}: a model folder must have a {path.name}, got {path.parent}, which has none")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_hook=_decoded)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: {path} must be JSON, got: {error}") from error
     if not isinstance(value, dict):
