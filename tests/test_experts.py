@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 import torch_infini
 from torch_infini import LLM, SamplingParams
@@ -60,6 +61,21 @@ def test_unknown_activation() -> None:
         match="infini::fused_experts: activation must be one of swiglu, geglu, .*, relu2_no_mul, got 'relu'",
     ):
         fused_experts(*inputs(torch.float32, 1, 8, 4, 2, 1), activation="relu")
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("activation", ["swiglu_oai", "swiglu_clamped"])
+def test_clamps_of_special_numbers(activation: str, interleaved: bool) -> None:
+    """NaN and infinity are clamped as torch clamps them: an expert for each pair of gate and up, which its bias is."""
+    numbers = torch.tensor([-torch.inf, -1e30, -7.5, -0.0, 0.5, 6.9, 7.0, 7.1, 1e30, torch.inf, torch.nan])
+    pairs = torch.cartesian_prod(numbers, numbers)
+    count = len(pairs)
+    gate, up = pairs[:, 0].clamp(max=7), pairs[:, 1].clamp(-7, 7)
+    expected = gate * torch.sigmoid(1.702 * gate) * (up + 1) if activation == "swiglu_oai" else silu(gate) * up
+    zeros, ones, index = torch.zeros(count, 2, 1), torch.ones(count, 1, 1), torch.arange(count)[:, None]
+    x, bias = torch.zeros(count, 1), {"gate_up_bias": pairs, "interleaved": interleaved}
+    found = fused_experts(x, zeros, ones, index, torch.ones(count, 1), activation, **bias)  # type: ignore[arg-type]
+    torch.testing.assert_close(found[:, 0], expected, equal_nan=True)
 
 
 def test_peer() -> None:
