@@ -35,6 +35,7 @@ from .layers.method_attention import MethodAttention, has_method
 from .layers.mixture import InputScaledMixture, has_scaled_inputs
 from .layers.mlp import GatedMLP
 from .layers.norm import GroupedRMSNorm, RMSNorm, WeightlessRMSNorm, eps_name, groups, is_weightless
+from .layers.plain_attention import PlainAttention, is_plain_attention
 from .layers.scale import Scale, is_scale
 from .layers.sharded import ShardedEmbedding, ShardedLinear
 from .model import Model
@@ -143,6 +144,8 @@ def of_any(
             yield here, TransposedLinear
         elif has_method(module):
             yield here, MethodAttention
+        elif here not in known and attends(module) and is_plain_attention(module) and not calls_interface(module):
+            yield here, PlainAttention
         elif any(issubclass(kind, RecurrentLayer) for kind in around):
             continue  # a convolution, whose weight it reads
         elif here not in known and not any("Router" in kind.__name__ for kind in around) and is_unknown(module):
