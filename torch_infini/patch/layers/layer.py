@@ -80,7 +80,7 @@ class LayerPlan(NamedTuple):
         dropouts: The names of dropouts.
         has_input: Whether a third branch follows: a product with an input of the layer's own (PER_LAYER).
         scales: Whether the result is multiplied by a buffer of one element (SCALE).
-        mlp_returns_pair: Whether the MLP returns its router's scores beside its result, as in gpt-oss.
+        takes_pair: Whether the MLP may return its router's scores beside its result, as in gpt-oss.
     """
 
     layout: Layout
@@ -88,7 +88,7 @@ class LayerPlan(NamedTuple):
     dropouts: tuple[str, ...]
     has_input: bool = False
     scales: bool = False
-    mlp_returns_pair: bool = False
+    takes_pair: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,11 +156,11 @@ class DecoderLayer(Patched):
         if has_input and type(children[ACTIVATION]) not in GATES:
             raise Unsupported(f"its activation is {type(children[ACTIVATION]).__name__}, neither SiLU nor GELU by tanh")
         multiplier = float(getattr(module, "residual_multiplier", 1.0))
-        return [LayerPlan(layout, multiplier, dropouts, has_input, scales, takes_pair(module))]
+        return [LayerPlan(layout, multiplier, dropouts, has_input, scales, unpacks_mlp(module))]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
-        small = small_layer(module, takes_pair(module))
+        small = small_layer(module, unpacks_mlp(module))
         return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
@@ -241,8 +241,8 @@ class DecoderLayer(Patched):
         else:
             x = stream = hidden_states + x
         x = modules["mlp"](x) if dispatch.mlp is None else modules["mlp"].compute(dispatch.mlp, x)
-        if plan.mlp_returns_pair:
-            x, _ = x
+        if plan.takes_pair and isinstance(x, tuple):
+            x = x[0]
         if not dispatch.closed:
             dispatch = cached_dispatch(self, x) or dispatch
         if last is not None:
@@ -321,7 +321,7 @@ def small_layer(module: nn.Module, mlp_returns_pair: bool) -> nn.Module:
     return small
 
 
-def takes_pair(module: nn.Module) -> bool:
+def unpacks_mlp(module: nn.Module) -> bool:
     """Return whether the layer's own forward takes a pair from its MLP: one that adds a pair to a tensor raises."""
     try:
         with torch.no_grad():
