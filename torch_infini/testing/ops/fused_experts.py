@@ -549,6 +549,8 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
         *_, index, weights = inputs(dtype, tokens, 1, 1, experts, 8)
         shape = f"{tokens} tokens, {experts} experts of 2048 x 768, 8 chosen"
         yield Sample(shape, (x, *(w.repeat(experts, 1, 1) for w in one), index, weights))
+        columns = (w.transpose(1, 2).contiguous().repeat(experts, 1, 1).transpose(1, 2) for w in one)
+        yield Sample(f"columns, {shape}", (x, *columns, index, weights))
         for name, panels in (("group8", GROUP8), ("table4", TABLE4)):
             few = [packed(panels, w[:, :PANEL]) for w in one]
             panels_of = [w.shape[1] // PANEL for w in one]
