@@ -26,7 +26,7 @@ SAMPLE = (
     "got_ocr2",
     "opt",
     "mimo_v2_flash",
-    "kimi_linear",
+    "qwen3_5_text",
     "jamba",
     "bert",
     "gemma4_text",
