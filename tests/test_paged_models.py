@@ -332,7 +332,7 @@ def test_a_window_that_no_mask_has(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_continues(original, given, llm.generate(given, greedy()))
     assert is_patched(model)
     windows = [site.window.size for site in llm.engine.model._sites.attention.values()]  # type: ignore[attr-defined]
-    assert windows == [0, 8, 0, 8]
+    assert windows == [0, 8, 0, 8] and llm.engine.model.is_recordable
 
 
 @pytest.mark.parametrize("kind", ["roberta", "bart", "gemma4_unified"])

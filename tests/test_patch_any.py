@@ -227,6 +227,25 @@ def test_attention_of_its_own(kind: str) -> None:
     assert identity(model) == before
 
 
+def test_sparse_mlp() -> None:
+    """Gemma 3n's; another formula with its names stays as it was."""
+    model, ids = model_of("gemma3n_text"), tokens()
+    kind = type(model.model.layers[0].mlp)
+
+    class Other(kind):  # type: ignore[misc, valid-type]
+        """Of another quantile."""
+
+        def _gaussian_topk(self, inputs: Tensor) -> Tensor:
+            return nn.functional.relu(inputs - inputs.mean(-1, keepdim=True))
+
+    model.model.layers[2].mlp.__class__ = Other
+    expected = logits(model, ids)
+    report = patch_model(model)
+    whole = {row.name for row in report.replaced if row.name.endswith(".mlp")}
+    assert whole == {f"model.layers.{i}.mlp" for i in (0, 1, 3)}
+    close(logits(model, ids), expected)
+
+
 def test_shared_keys_and_values_are_cached_once() -> None:
     """Gemma 4's last layers read those of the layers before them."""
     from torch_infini.patch.paged import PagedModel

@@ -13,7 +13,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from .. import runtime
 from .._core.devices import backing_type
@@ -170,9 +169,6 @@ def _record_ops(model: ServedModel, step: Callable[[], Tensor]) -> Callable[[], 
     # This logger prints a traceback for each op without a fake.
     fakes = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, fakes.disabled = fakes.disabled, True
-    # A distribution, as in Gemma 3n's sparse MLPs, would read its parameters.
-    validates = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
     try:
         if model.is_recordable:
             with torch.inference_mode(False), torch.no_grad():
@@ -182,6 +178,5 @@ def _record_ops(model: ServedModel, step: Callable[[], Tensor]) -> Callable[[], 
         _logger.info("torch_infini.Engine: decode steps are not recorded: %s", error)
     finally:
         fakes.disabled = disabled
-        Distribution.set_default_validate_args(validates)
     replay()
     return replay

@@ -33,7 +33,7 @@ from .layers.linear_attention import (
 from .layers.loop import Loop
 from .layers.method_attention import MethodAttention, has_method
 from .layers.mixture import InputScaledMixture, has_scaled_inputs
-from .layers.mlp import GatedMLP
+from .layers.mlp import SPARSITY, GatedMLP, SparseGatedMLP
 from .layers.norm import GroupedRMSNorm, RMSNorm, WeightlessRMSNorm, eps_name, groups, is_weightless
 from .layers.plain_attention import PlainAttention, is_plain_attention
 from .layers.scale import Scale, is_scale
@@ -308,7 +308,7 @@ def of_llama(name: str, decoder: Decoder, sharded: Container[str]) -> Iterator[t
             if "shared_expert" in part and "down_proj" in module._modules:
                 yield f"{here}.mlp.{part}", GatedMLP
         if not experts and not listed and (has_gate(mlp) or any("experts" in part for part in mlp._modules)):
-            yield f"{here}.mlp", GatedMLP
+            yield f"{here}.mlp", SparseGatedMLP if vars(mlp).get(SPARSITY) else GatedMLP
         if any(eps_name(child) and not is_layer_norm(child) for child in layer.children()):
             yield here, DecoderLayer  # which fuses norms with the additions before them
     if decoder.norm is not None and not is_weightless(decoder.norm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
@@ -55,10 +56,15 @@ class MLPDispatch(Dispatch):
 
 
 class MLPPlan(NamedTuple):
-    """Names of the layers before the activation (one fused, or two) and of the activation."""
+    """Names of the layers before the activation (one fused, or two) and of the activation.
+
+    Attributes:
+        deviations: Of SparseGatedMLP, the quantile in standard deviations above the mean.
+    """
 
     inputs: tuple[str, ...]
     activation: str
+    deviations: float = 0.0
 
 
 class GatedMLP(Patched):
@@ -88,7 +94,7 @@ class GatedMLP(Patched):
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
-        _, activation = cls.plans(module)[0]
+        activation = cls.plans(module)[0].activation
         modules: dict[str, nn.Module | None] = {}
         for seed, (name, child) in enumerate(module._modules.items()):
             if name == activation:
@@ -154,4 +160,33 @@ class GatedMLP(Patched):
         else:
             gate, up = dispatch.inputs
             y = gated(gate(x), up(x))
+        return (dispatch if dispatch.closed else cached_dispatch(self, x) or dispatch).down(y)
+
+
+SPARSITY = "activation_sparsity"  # attribute: the share of the gate's columns that become 0
+
+
+class SparseGatedMLP(GatedMLP):
+    """GatedMLP of Gemma 3n: of the gate only what is above a quantile, which mean and variance of its row estimate."""
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        share = vars(module).get(SPARSITY)
+        if type(share) is not float or not 0 < share < 1:
+            raise Unsupported(f"its {SPARSITY} is {share!r}, not between 0 and 1")
+        plans = super().plans(module)
+        if len(plans[0].inputs) != 2:
+            raise Unsupported("its gate and up are one layer, whose rows are not known to be separate")
+        return [plan._replace(deviations=NormalDist().inv_cdf(share)) for plan in plans]
+
+    def compute(self, dispatch: MLPDispatch, x: Tensor) -> Tensor:
+        gated = dispatch.gated
+        if gated is None:
+            original: Tensor = super(GatedMLP, self).forward(x)
+            return original
+        to_gate, to_up = dispatch.inputs
+        gate, up = to_gate(x), to_up(x)
+        plan: MLPPlan = self.__dict__["_infini_plan"]
+        spread, mean = torch.std_mean(gate, -1, correction=0, keepdim=True)
+        y = gated(torch.relu(gate - (mean + spread * plan.deviations)), up)
         return (dispatch if dispatch.closed else cached_dispatch(self, x) or dispatch).down(y)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from .sites import Unserved, configs_of, find_sites, implementation, value_of
 _NAME = "torch_infini.LLM"
 _BLOCK = 4  # tokens of a block in the trial
 _POSITIONS = 1 << 17  # of a model whose config names none
+CHECK = "warn_if_padding_and_no_attention_mask"  # a method of transformers' models
 _logger = logging.getLogger("torch_infini")
 
 
@@ -91,6 +94,7 @@ class PagedModel:
         use_large_pages(model)
         interface.register()
         self._configs = configs_of(model)
+        self._models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
         self._keeps = "logits_to_keep" in inspect.signature(inner.forward).parameters
         text = inner.config.get_text_config()
         positions = int(getattr(text, "max_position_embeddings", None) or _POSITIONS)
@@ -145,7 +149,12 @@ class PagedModel:
         backend = PagedBackend(self._sites, batch, cache, self.rotary_switch)
         tokens, positions = batch.tokens[None], backend.positions[None] + self._first
         # With inference tensors a layer would not hand its norm to the next (layers/norm.py).
-        with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, backend):
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            implementation(self._configs, PAGED_NAME, backend),
+            without_checks(self._models),
+        ):
             logits: Tensor = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **more).logits[0]
         if ends is not None and not self._keeps:
             logits = logits[ends]
@@ -291,6 +300,22 @@ class PagedModel:
 def rounding_of(logits: Tensor) -> float:
     """Return the share of the logits' size that rounding alone explains."""
     return HALF.get(logits.dtype, 4e-5) / 4
+
+
+@contextmanager
+def without_checks(models: Sequence[nn.Module]) -> Iterator[None]:
+    """Let models of transformers look for no padding in the tokens for the body: a recorded step has no values."""
+    try:
+        for model in models:
+            vars(model)[CHECK] = _check_nothing
+        yield
+    finally:
+        for model in models:
+            vars(model).pop(CHECK, None)
+
+
+def _check_nothing(*args: Any) -> None:
+    """Stand for transformers' warning about padding without a mask."""
 
 
 def in_parts(model: PagedModel, tokens: Tensor) -> Tensor:
