@@ -169,6 +169,8 @@ SPARSITY = "activation_sparsity"  # attribute: the share of the gate's columns t
 class SparseGatedMLP(GatedMLP):
     """GatedMLP of Gemma 3n: of the gate only what is above a quantile, which mean and variance of its row estimate."""
 
+    infini_ops = "linear, geglu"
+
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
         share = vars(module).get(SPARSITY)
