@@ -4,7 +4,9 @@ generate however requests are batched, cut, preempted, forked or interrupted; in
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -180,6 +182,16 @@ def test_the_step_is_recorded() -> None:
     assert len(finish(engine)[id].token_ids) == 5
     assert engine.model.is_recordable
     assert engine.model.bytes_per_sequence > 0
+
+
+def test_an_engine_that_is_dropped_frees_its_cache() -> None:
+    _, engine = engine_of("lfm3", enforce_eager=True)
+    engine.add(prompts(12)[0], SamplingParams.greedy(max_tokens=2))
+    finish(engine)
+    cache = weakref.ref(engine._cache)
+    del engine
+    gc.collect()
+    assert cache() is None
 
 
 def test_rows_of_states() -> None:

@@ -83,10 +83,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class _Step(threading.local):
-    """The module whose forward runs under an AttentionBackend, which holds the states of all sequences."""
+    """The module whose forward runs on this thread, and the AttentionBackend that holds the states of all sequences."""
 
-    module: nn.Module
-    backend: AttentionBackend
+    running: tuple[AttentionBackend, nn.Module] | None = None
 
 
 _STEP = _Step()
@@ -95,8 +94,9 @@ _STEP = _Step()
 def convolve_in_step(
     hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs: Any
 ) -> Tensor:
-    x = dense_last(hidden_states.mT)
-    return _STEP.backend.convolve(_STEP.module, x, weight, bias, activation is not None).mT
+    assert _STEP.running is not None
+    backend, module = _STEP.running
+    return backend.convolve(module, dense_last(hidden_states.mT), weight, bias, activation is not None).mT
 
 
 def delta_rule_in_step(
@@ -108,8 +108,10 @@ def delta_rule_in_step(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
+    assert _STEP.running is not None
+    backend, module = _STEP.running
     of = (dense_last(query), dense_last(key), dense_last(value), g, beta)
-    return _STEP.backend.delta_rule(_STEP.module, *of, use_qk_l2norm_in_kernel), None
+    return backend.delta_rule(module, *of, use_qk_l2norm_in_kernel), None
 
 
 STEP_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -218,8 +220,11 @@ class RecurrentLayer(Patched):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if CURRENT.backend is not None:
-            _STEP.backend, _STEP.module = CURRENT.backend, self
-            return self.forward_in_step(hidden_states, *args, **kwargs)
+            _STEP.running = CURRENT.backend, self
+            try:
+                return self.forward_in_step(hidden_states, *args, **kwargs)
+            finally:
+                _STEP.running = None  # which holds the cache
         if hidden_states.is_cuda or needs_fallback(self, hidden_states):
             return super().forward(hidden_states, *args, **kwargs)
         # The forward reads the convolutions' weights, and does not call them.
