@@ -105,7 +105,7 @@ def test_arguments() -> None:
         "infini::silu(x=float32[])",
         "infini::silu(x=float32[0, 4])",
         "infini::attention(q=float32[1, 1, 1, 4], k=float32[1, 1, 1, 4], v=float32[1, 1, 1, 4], mask=bool[1, 1, 1, 1], "
-        "kv_lens=None, causal=False, scale=None, softcap=0.0)",
+        "kv_lens=None, causal=False, scale=None, softcap=0.0, sinks=None)",
         "infini::silu(x=float32[5])",
         "infini::silu(x=float16[2])",
     ]
@@ -127,7 +127,7 @@ def test_statistics() -> None:
         "infini::silu(x=float32[] {min 3, max 3, mean 3, nan 0, inf 0})",
         "infini::silu(x=float32[0, 4] {nan 0, inf 0})",
         f"infini::attention(q=float32[1, 1, 1, 4] {ones}, k=float32[1, 1, 1, 4] {ones}, v=float32[1, 1, 1, 4] {ones}, "
-        "mask=bool[1, 1, 1, 1], kv_lens=None, causal=False, scale=None, softcap=0.0)",
+        "mask=bool[1, 1, 1, 1], kv_lens=None, causal=False, scale=None, softcap=0.0, sinks=None)",
         "infini::silu(x=float32[5] {min -3, max 1, mean -1, nan 1, inf 2})",
         "infini::silu(x=float16[2] {nan 2, inf 0})",
     ]

@@ -44,7 +44,6 @@ def attend(
     if v.shape[-1] < k.shape[-1]:
         wide = nn.functional.pad(v, (0, k.shape[-1] - v.shape[-1]))
         return attend(q, k, wide, mask, scale, causal, softcap, sinks, bias)[..., : v.shape[-1]]
-    q, k, v = dense_last(q), dense_last(k), dense_last(v)
     sinks = None if sinks is None else sinks.to(q.dtype)
     if mask is not None:
         return attention(q, k, v, joined(mask, bias), None, False, scale, softcap, sinks)
@@ -131,7 +130,7 @@ def attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal=is_causal, **kwargs
         )
-    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    query, key, value = (dense_last(x.transpose(1, 2)) for x in (query, key, value))
     return attend(query, key, value, attention_mask, scale, causal, softcap, s_aux, position_bias), None
 
 

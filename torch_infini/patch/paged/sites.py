@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from ...nn.states import StateShape
+from ..checks.conditions import dense_last
 from ..layers.interface import IMPLEMENTATION, attend
 from ..layers.paged import CURRENT, AttentionBackend, ScoreTerms, paged_attention_forward
 
@@ -199,6 +200,7 @@ class _RecordingBackend:
         layer = len(self.written) if shared is None else shared[2].layer
         site = self.sites.attention[module] = Site(layer, shared is None, *sizes, k.dtype, window, scores)
         self.written.setdefault(place, (k, v, site))
+        q, k, v = dense_last(q), dense_last(k), dense_last(v)
         return attend(q, k, v, mask, scores.scale, scores.causal, scores.softcap, scores.sinks)
 
     def attend_fused(self, *args: Any) -> Tensor:
