@@ -130,7 +130,9 @@ def attention_forward(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal=is_causal, **kwargs
         )
-    query, key, value = (dense_last(x.transpose(1, 2)) for x in (query, key, value))
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if not query.stride(-1) == key.stride(-1) == value.stride(-1) == 1:
+        query, key, value = dense_last(query), dense_last(key), dense_last(value)
     return attend(query, key, value, attention_mask, scale, causal, softcap, s_aux, position_bias), None
 
 
