@@ -22,8 +22,8 @@ def calls_interface(module: nn.Module) -> bool:
 
 def missing_feature(module: nn.Module) -> str:
     """Return what the module has that infini::attention lacks; empty if nothing is known."""
-    if "compressor" in module._modules:  # DeepSeek-V4's; its keys are not those of the tokens alone
-        return "its attention compresses keys"
+    if "compressor" in module._modules:  # DeepSeek-V4's: its forward joins numbers to the mask, and ours is of bool
+        return "it joins a bias of compressed keys to the mask"
     values, keys = vars(module).get("v_head_dim"), vars(module).get("qk_head_dim")
     if values is not None and keys is not None and values > keys:
         return "its values are wider than its keys"

@@ -27,6 +27,7 @@ gated_delta_rule = torch.ops.infini.gated_delta_rule.default
 
 _OUTPUTS = ("out_proj", "o_proj")
 _CONVOLUTION, _RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
+_STEP_RULE = "torch_recurrent_gated_delta_rule"
 
 
 def convolve(
@@ -78,7 +79,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     _CONVOLUTION: convolve,
     "causal_conv1d_update": convolve_step,
     _RULE: delta_rule,
-    "torch_recurrent_gated_delta_rule": delta_rule,
+    _STEP_RULE: delta_rule,
 }
 
 
@@ -118,6 +119,7 @@ STEP_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **FUNCTIONS,
     _CONVOLUTION: convolve_in_step,
     _RULE: delta_rule_in_step,
+    _STEP_RULE: delta_rule_in_step,
 }
 
 
