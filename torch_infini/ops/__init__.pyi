@@ -69,6 +69,7 @@ from .scaled_mm_int8 import scaled_mm_int8 as scaled_mm_int8
 from .silu import silu as silu
 from .softmax import log_softmax as log_softmax
 from .softmax import softmax as softmax
+from .ssd import ssd as ssd
 from .swiglu import swiglu as swiglu
 from .topk import topkrouter as topkrouter
 from .topk import topksoftmax as topksoftmax

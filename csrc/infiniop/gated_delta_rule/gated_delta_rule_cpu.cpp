@@ -3,6 +3,8 @@
 // the corrections u of a chunk solve a triangular system, (1 + L) u = beta (v - decay k S), after which y and S are
 // matrix products. Limit: the vector units, 2 * (3 Dk Dv + 64 (Dk + Dv)) operations a token and head.
 #include "gated_delta_rule.h"
+
+#include "chunk_product.h"
 #include "parallel.h"
 #include "sum_over.h"
 #include "vec.h"
@@ -16,82 +18,6 @@ constexpr int64_t kChunk = 64;
 
 // From this many tokens on the chunks are used.
 constexpr int64_t kDeltaChunkTokens = 16;
-
-inline int64_t padded(int64_t n) {
-    return (n + 15) / 16 * 16;
-}
-
-// ---- products of small float matrices ----
-
-// A [rows, inner], the product's left operand: element (r, i) at data[r * row + i * step].
-struct DeltaLeft {
-    const float *data;
-    int64_t row, step;
-};
-
-template <int kRows, int kVectors, typename Initial, typename Finish>
-inline __attribute__((always_inline)) void delta_tile(int64_t r, int64_t c, DeltaLeft a, const float *b, int64_t pitch,
-                                                      int64_t inner, const Initial &initial, const Finish &finish) {
-    VecF sums[kRows][kVectors];
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) {
-            sums[i][j] = initial(r + i, c + j * kLanes);
-        }
-    }
-    const float *left = a.data + r * a.row;
-    b += c;
-    for (int64_t k = 0; k < inner; ++k, left += a.step, b += pitch) {
-        VecF right[kVectors];
-#pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) {
-            right[j] = load(b + j * kLanes);
-            keep_in_register(right[j]);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < kRows; ++i) {
-            VecF one = splat(left[i * a.row]);
-            keep_in_register(one);
-#pragma GCC unroll 4
-            for (int j = 0; j < kVectors; ++j) {
-                sums[i][j] = fma(one, right[j], sums[i][j]);
-            }
-        }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) {
-            finish(r + i, c + j * kLanes, sums[i][j]);
-        }
-    }
-}
-
-constexpr int kDeltaRows = kManyRegisters ? 8 : 4;
-
-// finish(r, c, initial(r, c) + A[r, :inner] B[:inner, c...]) for rows [r, end) and columns [0, columns), whole vectors.
-template <typename Initial, typename Finish>
-void delta_product(int64_t r, int64_t end, int64_t columns, DeltaLeft a, const float *b, int64_t pitch, int64_t inner,
-                   const Initial &initial, const Finish &finish) {
-    const auto rows = [&](auto vectors, int64_t c) {
-        constexpr int kVectors = decltype(vectors)::value;
-        int64_t i = r;
-        for (; i + kDeltaRows <= end; i += kDeltaRows) {
-            delta_tile<kDeltaRows, kVectors>(i, c, a, b, pitch, inner, initial, finish);
-        }
-        for (; i < end; ++i) {
-            delta_tile<1, kVectors>(i, c, a, b, pitch, inner, initial, finish);
-        }
-    };
-    int64_t c = 0;
-    for (; c + 2 * kLanes <= columns; c += 2 * kLanes) {
-        rows(std::integral_constant<int, 2>{}, c);
-    }
-    if (c < columns) {
-        rows(std::integral_constant<int, 1>{}, c);
-    }
-}
 
 // ---- a head of a sequence ----
 
@@ -248,37 +174,37 @@ void delta_chunk(const DeltaHead<T> &head, const DeltaSizes &sizes, int64_t firs
 
     const auto zero = [](int64_t, int64_t) { return splat(0.0f); };
     // The decay is 0 above the diagonal, and `lower` has 0 on it.
-    for (int64_t t = 0; t < n; t += kDeltaRows) {
-        const int64_t end = t + kDeltaRows < n ? t + kDeltaRows : n, columns = padded(end);
-        delta_product(t, end, columns, {k, row, 1}, k_columns, kChunk, dk, zero, [&](int64_t r, int64_t c, VecF sum) {
+    for (int64_t t = 0; t < n; t += kChunkRows) {
+        const int64_t end = t + kChunkRows < n ? t + kChunkRows : n, columns = padded(end);
+        chunk_product(t, end, columns, {k, row, 1}, k_columns, kChunk, dk, zero, [&](int64_t r, int64_t c, VecF sum) {
             store(lower + r * kChunk + c, splat(-rate[r]) * load(decays + r * kChunk + c) * sum);
         });
-        delta_product(t, end, columns, {q, row, 1}, k_columns, kChunk, dk, zero, [&](int64_t r, int64_t c, VecF sum) {
+        chunk_product(t, end, columns, {q, row, 1}, k_columns, kChunk, dk, zero, [&](int64_t r, int64_t c, VecF sum) {
             store(scores + r * kChunk + c, load(decays + r * kChunk + c) * sum);
         });
     }
 
-    delta_product(0, n, wide, {k, row, 1}, state, wide, dk, zero, [&](int64_t r, int64_t c, VecF sum) {
+    chunk_product(0, n, wide, {k, row, 1}, state, wide, dk, zero, [&](int64_t r, int64_t c, VecF sum) {
         float *const at = u + r * wide + c;
         store(at, splat(rate[r]) * (load(at) - splat(since[r]) * sum));
     });
     const auto own = [&](int64_t r, int64_t c) { return load(u + r * wide + c); };
     const auto write = [&](int64_t r, int64_t c, VecF sum) { store(u + r * wide + c, sum); };
-    for (int64_t t = 0; t < n; t += kDeltaRows) {
-        const int64_t end = t + kDeltaRows < n ? t + kDeltaRows : n;
+    for (int64_t t = 0; t < n; t += kChunkRows) {
+        const int64_t end = t + kChunkRows < n ? t + kChunkRows : n;
         if (t > 0) {
-            delta_product(t, end, wide, {lower, kChunk, 1}, u, wide, t, own, write);
+            chunk_product(t, end, wide, {lower, kChunk, 1}, u, wide, t, own, write);
         }
         for (int64_t r = t + 1; r < end; ++r) {
-            delta_product(r, r + 1, wide, {lower + t, kChunk, 1}, u + t * wide, wide, r - t, own, write);
+            chunk_product(r, r + 1, wide, {lower + t, kChunk, 1}, u + t * wide, wide, r - t, own, write);
         }
     }
 
-    delta_product(0, n, wide, {q, row, 1}, state, wide, dk, zero,
+    chunk_product(0, n, wide, {q, row, 1}, state, wide, dk, zero,
                   [&](int64_t r, int64_t c, VecF sum) { store(y + r * wide + c, splat(since[r]) * sum); });
-    for (int64_t t = 0; t < n; t += kDeltaRows) {
-        const int64_t end = t + kDeltaRows < n ? t + kDeltaRows : n;
-        delta_product(
+    for (int64_t t = 0; t < n; t += kChunkRows) {
+        const int64_t end = t + kChunkRows < n ? t + kChunkRows : n;
+        chunk_product(
             t, end, wide, {scores, kChunk, 1}, u, wide, end,
             [&](int64_t r, int64_t c) { return load(y + r * wide + c); },
             [&](int64_t r, int64_t c, VecF sum) { store(y + r * wide + c, sum); });
@@ -292,7 +218,7 @@ void delta_chunk(const DeltaHead<T> &head, const DeltaSizes &sizes, int64_t firs
     }
 
     const float left = since[n - 1];
-    delta_product(
+    chunk_product(
         0, dk, wide, {k_columns, kChunk, 1}, u, wide, n,
         [&](int64_t r, int64_t c) { return splat(left) * load(state + r * wide + c); },
         [&](int64_t r, int64_t c, VecF sum) { store(state + r * wide + c, sum); });
