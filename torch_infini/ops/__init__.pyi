@@ -66,6 +66,7 @@ from .rearrange import rearrange as rearrange
 from .rms_norm import rms_norm as rms_norm
 from .rope import rope as rope
 from .scaled_mm_int8 import scaled_mm_int8 as scaled_mm_int8
+from .selective_scan import selective_scan as selective_scan
 from .silu import silu as silu
 from .softmax import log_softmax as log_softmax
 from .softmax import softmax as softmax

@@ -1,5 +1,6 @@
 // The sequences of ops that carry a state: tokens [batch, length, ...] or packed [tokens, ...] with offsets, and the row
-// of the state that belongs to each sequence. Shared by causal_conv1d, gated_delta_rule and ssd.
+// of the state that belongs to each sequence. Shared by causal_conv1d, gated_delta_rule, ssd
+// and selective_scan.
 #pragma once
 
 #include "indices.h"

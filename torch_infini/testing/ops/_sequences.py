@@ -1,4 +1,4 @@
-"""Sequences of causal_conv1d and gated_delta_rule: their tokens and rows of the state, for the references."""
+"""Sequences of ops that carry a state: their tokens and rows of the state, for the references."""
 
 from __future__ import annotations
 
