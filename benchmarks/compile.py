@@ -25,7 +25,7 @@ from transformers import StaticCache
 from torch_infini import compile as infini_compile
 from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.testing.families import FAMILIES, Family, errors_of, tokens
-from torch_infini.testing.llama import SHAPES, random_llama
+from torch_infini.testing.shapes import LLAMAS, random_of_shape
 
 PREFILL = 512
 BACKENDS = ("inductor", "infini")
@@ -61,7 +61,7 @@ class Generator:
 
 def measure(shape: str, layers: int | None, steps: int, rounds: int) -> list[Row]:
     torch._dynamo.reset()
-    model = random_llama(shape, layers)
+    model = random_of_shape(shape, layers)
     prompt = torch.randint(model.config.vocab_size, (1, PREFILL), generator=torch.Generator().manual_seed(0))
 
     def measurement(backend: str) -> Callable[[], dict[str, float]]:
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "compile.csv", threads=[1], rounds=5)
     parser.set_defaults(out=None)
     parser.add_argument("--sites", action="store_true", help="count sites and errors of six families instead")
-    shapes = harness.names("shape", [*SHAPES])
+    shapes = harness.names("shape", [*LLAMAS])
     parser.add_argument("--shapes", type=shapes, default=["1.1B", "160M"], help="default: 1.1B,160M")
     parser.add_argument("--layers", type=harness.count, help="fewer for a quick look (default: all of the shape)")
     parser.add_argument("--steps", type=harness.count, default=16, help="of a decode measurement (default: 16)")

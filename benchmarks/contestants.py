@@ -15,7 +15,7 @@ from harness import MODELS
 from peers import protocol
 from peers.engines import PEERS, Failure, Process
 
-from torch_infini.testing.llama import saved_llama
+from torch_infini.testing.shapes import saved_shape
 
 PROMPT, TOKENS = 48, 64  # of the logit error
 
@@ -87,7 +87,7 @@ class Contestants:
 
     def checkpoint(self, shape: str) -> Path:
         """The Hugging Face folder of a shape, with the float32 logits that all are compared with; made once."""
-        folder = saved_llama(shape, self.folder / "models")
+        folder = saved_shape(shape, self.folder / "models")
         if not (folder / "reference.npy").exists():
             threads = os.cpu_count() or 1
             reference = Process(PEERS["eager"], self.folder, threads, self.folder / "logs" / "reference.log", 3600)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import torch_infini
 from torch_infini.testing.benchmark import interleaved_medians
-from torch_infini.testing.llama import random_llama, weight_bytes
+from torch_infini.testing.shapes import random_of_shape, weight_bytes
 
 PREFILL = 512
 CONTEXTS = (16, 512)  # tokens in the cache where decoding begins
@@ -55,7 +55,7 @@ def decode(model: Any, ids: Tensor, tokens: int) -> float:
 
 def measure(layers: int, tokens: int, rounds: int, quick: bool) -> list[Row]:
     limits = measure_limits(128, 1024) if quick else measure_limits()
-    model = random_llama("tiny" if quick else "1.1B", layers)
+    model = random_of_shape("tiny" if quick else "1.1B", layers)
     weights = weight_bytes(model)
     prompt = torch.randint(model.config.vocab_size, (1, PREFILL), generator=torch.Generator().manual_seed(0))
     memory: dict[str, float] = {}

@@ -20,7 +20,7 @@ from harness import Cases, Row
 
 import torch_infini.device
 from torch_infini.testing.benchmark import medians
-from torch_infini.testing.llama import SHAPES, random_llama
+from torch_infini.testing.shapes import LLAMAS, random_of_shape
 
 PROMPT = 16
 Make = Callable[[str], Callable[[], Any]]  # from a device to the call on it
@@ -86,7 +86,7 @@ def cases(options: Any) -> Cases:
         for name, make in CALLS.items():
             yield {"case": name, "threads": threads}, partial(measure, make, rounds)
     shape, tokens = ("tiny", 4) if options.quick else (options.shape, options.tokens)
-    model = random_llama(shape).eval()
+    model = random_of_shape(shape).eval()
     for threads in options.threads:
         key = {"case": f"generate {shape}", "threads": threads}
         yield key, partial(measure, generation(model, tokens), rounds, tokens)
@@ -95,7 +95,7 @@ def cases(options: Any) -> Cases:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "device.csv", threads=[1], rounds=15, quick="a tiny model and 4 tokens")
     parser.add_argument("--backing", choices=("cpu", "cuda"), default="cpu", help="what computes (default: cpu)")
-    parser.add_argument("--shape", choices=SHAPES, default="160M", help="of the model (default: 160M)")
+    parser.add_argument("--shape", choices=LLAMAS, default="160M", help="of the model (default: 160M)")
     parser.add_argument("--tokens", type=harness.count, default=32, help="that are generated (default: 32)")
     options = parser.parse_args(argv)
     harness.run(options, cases(options))

@@ -23,7 +23,7 @@ from harness import Cases, Row
 from peers.engines import Failure
 from safetensors import safe_open
 
-from torch_infini.testing.llama import SHAPES
+from torch_infini.testing.shapes import LLAMAS
 from torch_infini.weights import served
 
 FORMATS = {
@@ -68,7 +68,7 @@ def cases(options: argparse.Namespace) -> Cases:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "error-bits.csv")
-    parser.add_argument("--shapes", type=harness.names("shape", [*SHAPES]), default=["160M"], help="default: 160M")
+    parser.add_argument("--shapes", type=harness.names("shape", [*LLAMAS]), default=["160M"], help="default: 160M")
     all_peers = f"default: {','.join(FORMATS)}"
     parser.add_argument("--peers", type=harness.names("peer", [*FORMATS]), default=[*FORMATS], help=all_peers)
     add_options(parser)

@@ -1,14 +1,16 @@
-"""Generation with Llama models of random weights: torch as it is, compiled, packed; llama.cpp and its fork
-ik_llama.cpp; OpenVINO; torch_infini.
+"""Generation with models of random weights, Llamas and a mixture of experts: torch as it is, compiled, packed;
+llama.cpp and its fork ik_llama.cpp; OpenVINO; torch_infini.
 
     python benchmarks/generate.py --threads 1,2        # results/CPU/generate.csv, and a plot beside it
+    python benchmarks/generate.py --shapes 30B-A3B --peers llama.cpp,infini,engine    # layers of Qwen3-30B-A3B
 
-Every engine has its own process and, where it is not of this one, its own environment (peers/engines.py), which is
-made in build/peers at the first run (4 minutes each for llama.cpp and its fork: they are compiled). All of a cell take
-turns in every round, and medians count. What cannot be installed or fails stands in the CSV in words. logit_error is
-the root mean square of the distance from the float32 logits of the same bfloat16 weights, over theirs: the last of 48
-tokens at once, then 16 one by one. share_of_limit: of a step's time, what reading its weights takes at the measured
-bandwidth. engine_ratio: the rate of torch_infini's engine over this one's, in the same rounds.
+Every engine has its own process and, where it is not of this one, its own environment (peers/engines.py), which is made
+in build/peers at the first run (4 minutes each for llama.cpp and its fork: they are compiled). All of a cell take turns
+in every round, and medians count. What cannot be installed or fails stands in the CSV in words. logit_error is the root
+mean square of the distance from the float32 logits of the same bfloat16 weights, over theirs: the last of 48 tokens at
+once, then 16 one by one. share_of_limit: of a step's time, what reading its weights takes at the measured bandwidth; of
+a mixture's experts, those that a token chose, so not for batches. engine_ratio: the rate of torch_infini's engine over
+this one's, in the same rounds.
 
 Cells besides the default ones: serve, many requests at once, tokens of their outputs a second; prefix, a first token
 behind a prefix that is in the cache and behind another one; read, a checkpoint's loading out of the page cache, and
@@ -33,7 +35,7 @@ from peers.engines import DTYPES, PEERS, Failure
 
 from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.llama import SHAPES
+from torch_infini.testing.shapes import MIXTURES, SHAPES
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ SHAPE_CELLS = {
     "1.1B": [name for name in CELLS if CELLS[name].kind in ("decode", "prefill")],
     "160M": ["generate"],
     "tiny": list(CELLS),
+    **dict.fromkeys(MIXTURES, ["decode-16", "decode-16x8", "prefill-512"]),
 }
 
 
@@ -176,7 +179,8 @@ class Bench:
                     values["tokens_per_s"] = tokens / seconds
                 if isinstance(ours, dict) and "" in ours:
                     values["engine_ratio"] = seconds / ours[""]
-                if cell.kind in ("decode", "generate"):  # a prefill is bound by arithmetic
+                batch_of_mixture = shape in MIXTURES and cell.batch > 1
+                if cell.kind in ("decode", "generate") and not batch_of_mixture:  # a prefill is bound by arithmetic
                     steps = self.options.steps / seconds
                     values["share_of_limit"] = steps * contestant.weight_bytes / bandwidth
                 who = f"{contestant.name}, {what}" if what else contestant.name

@@ -15,7 +15,7 @@ from gpu_measure import DEVICE, GPU, Case, Machine, captured, row_of, seconds_of
 from harness import Row, first_line
 
 import torch_infini
-from torch_infini.testing.llama import random_llama, weight_bytes
+from torch_infini.testing.shapes import random_of_shape, weight_bytes
 
 CONTEXT = 64  # tokens before the first step that is timed
 STEPS = 64
@@ -66,7 +66,7 @@ def measure_model(
     """The row of one shape and format of weights."""
     steps, rounds = (4, 1) if quick else (STEPS, 5)
     with torch.device(DEVICE):  # where random numbers are made in a moment
-        model = random_llama(shape)
+        model = random_of_shape(shape)
     notes = []
     peers: dict[str, float] = {}
     if weights is None:

@@ -26,7 +26,7 @@ import torch_infini
 from torch_infini.compat.infinilm import llm as infinilm
 from torch_infini.models import Llama
 from torch_infini.testing.benchmark import interleaved_medians
-from torch_infini.testing.llama import SHAPES, saved_llama
+from torch_infini.testing.shapes import LLAMAS, saved_shape
 
 SEQUENCES = 32
 TOKENS = SEQUENCES * 1024  # of each cache
@@ -120,7 +120,7 @@ def measure(model: Llama, requests: Requests, kind: str, rounds: int) -> Row:
 
 def cases(options: Any) -> Cases:
     shape = "tiny" if options.quick else options.shape
-    folder = saved_llama(shape, MODELS / "models")
+    folder = saved_shape(shape, MODELS / "models")
     vocabulary = protocol.vocabulary(str(folder))
     steps = 8 if options.quick else options.steps
     decode = protocol.prompt(1, 16, vocabulary), [steps]
@@ -142,7 +142,7 @@ def cases(options: Any) -> Cases:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "infinilm.csv", threads=[1], rounds=7, quick="a tiny model and 8 tokens each")
-    parser.add_argument("--shape", choices=SHAPES, default="1.1B", help="of the model (default: 1.1B)")
+    parser.add_argument("--shape", choices=LLAMAS, default="1.1B", help="of the model (default: 1.1B)")
     parser.add_argument("--steps", type=harness.count, default=64, help="tokens of a decode (default: 64)")
     options = parser.parse_args(argv)
     harness.run(options, cases(options))

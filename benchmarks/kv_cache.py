@@ -33,7 +33,7 @@ from torch_infini.engine.loading import load_tokenizer
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
 from torch_infini.testing.benchmark import medians
-from torch_infini.testing.llama import SHAPES, saved_llama
+from torch_infini.testing.shapes import LLAMAS, saved_shape
 
 BLOCK = 32
 PREFILL = 0.75  # of a window; the rest is decoded token by token
@@ -51,7 +51,7 @@ def folder_of(name: str) -> Path:
     """Where the model lies; one of random weights is made first."""
     if name == "demo":
         return Path(MODEL)
-    return saved_llama(name, MODELS / "models") if name in SHAPES else Path(name)
+    return saved_shape(name, MODELS / "models") if name in LLAMAS else Path(name)
 
 
 def windows_of(name: str, model: Llama, count: int, length: int) -> Tensor:

@@ -24,8 +24,8 @@ from harness import Row, taken
 from torch_infini import patched
 from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.testing.checkpoints import random_model
-from torch_infini.testing.llama import random_llama
 from torch_infini.testing.processes import forking
+from torch_infini.testing.shapes import random_of_shape
 
 IMPORTED = ("distributed", "models.auto.modeling_auto", "models.llama.modeling_llama")
 THREADS = 2  # of all ranks together
@@ -87,7 +87,7 @@ def serve(pipe: Any, rank: int, size: int, backend: str, store: str, folder: Pat
 
 def measure(shape: str, rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        model = random_model("llama", torch.bfloat16) if shape == "small" else random_llama(shape)
+        model = random_model("llama", torch.bfloat16) if shape == "small" else random_of_shape(shape)
         model.save_pretrained(folder)
         worlds = {name: World(*arguments, Path(folder)) for name, arguments in WORLDS.items()}
 

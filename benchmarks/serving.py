@@ -33,7 +33,7 @@ from torch_infini.commands.load.client import Target
 from torch_infini.commands.load.prompts import Prompt, random_prompts
 from torch_infini.commands.load.schedule import run_load
 from torch_infini.testing.checkpoints import save_tokenizer
-from torch_infini.testing.llama import SHAPES, saved_llama
+from torch_infini.testing.shapes import LLAMAS, saved_shape
 
 FOLDER = harness.HERE.parent / "build" / "serving"
 PROMPT, OUTPUT = 16, 64
@@ -45,9 +45,9 @@ Figures = dict[str, float]
 def checkpoint(shape: str) -> Path:
     """The folder of a model of that shape, with a tokenizer."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    path = saved_llama(shape, FOLDER)
+    path = saved_shape(shape, FOLDER)
     if not (path / "tokenizer.json").exists():
-        save_tokenizer(path, int(SHAPES[shape]["vocab_size"]))
+        save_tokenizer(path, int(LLAMAS[shape]["vocab_size"]))
     return path
 
 
@@ -174,7 +174,7 @@ def measure(shape: str, clients: int, threads: int, rounds: int) -> Row:
         wait_for(url, server)
         assert engine.stdin is not None and engine.stdout is not None
         for round in range(rounds + 1):  # the first does not count
-            prompts = random_prompts(clients, PROMPT, OUTPUT, round, int(SHAPES[shape]["vocab_size"]))
+            prompts = random_prompts(clients, PROMPT, OUTPUT, round, int(LLAMAS[shape]["vocab_size"]))
             for mode in found:
                 if mode == "served":
                     figures = over_http(url, prompts)

@@ -27,7 +27,7 @@ from steps import profiled_ms
 from torch_infini import LLM, SamplingParams
 from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.models import Llama
-from torch_infini.testing.llama import SHAPES, saved_llama
+from torch_infini.testing.shapes import LLAMAS, saved_shape
 
 WEIGHTS = ("dense", "int8", "int4")
 # Beginnings of names of ops, and where their time is counted; rope is in the op that also writes to the cache.
@@ -111,7 +111,7 @@ def measure(model: Llama, batch: int, context: int, steps: int) -> Row:
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    checkpoint = saved_llama(options.shape, options.folder / "models")
+    checkpoint = saved_shape(options.shape, options.folder / "models")
     for weights in options.weights or WEIGHTS:
         model = Llama.from_pretrained(checkpoint, weights, progress=False)
         for threads, batch, context in product(options.threads, options.batch, options.context):
@@ -121,7 +121,7 @@ def cases(options: argparse.Namespace) -> Cases:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "step_profile.csv", threads=[1])
-    parser.add_argument("--shape", choices=[*SHAPES], default="1.1B", help="default: 1.1B")
+    parser.add_argument("--shape", choices=[*LLAMAS], default="1.1B", help="default: 1.1B")
     parser.add_argument("--weights", choices=WEIGHTS, action="append", help="several times for several (default: all)")
     parser.add_argument("--batch", type=counts, default=[1], help="sequences (default: 1)")
     parser.add_argument("--context", type=counts, default=[16], help="tokens in the cache (default: 16)")

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import torch_infini
 from torch_infini._core.bandwidth import read_bandwidth
-from torch_infini.testing.llama import SHAPES, random_llama, weight_bytes
+from torch_infini.testing.shapes import LLAMAS, random_of_shape, weight_bytes
 
 # (shape, weights, phase, length): what a decode begins with, what a prefill has.
 CASES = [
@@ -87,7 +87,7 @@ def measure(model: Any, phase: str, length: int, steps: int) -> Row:
 def cases(options: argparse.Namespace) -> Cases:
     chosen = QUICK if options.quick else [case for case in CASES if options.shape in (None, case[0])]
     for shape, weights in dict.fromkeys(case[:2] for case in chosen):
-        model = random_llama(shape)
+        model = random_of_shape(shape)
         torch_infini.patch_model(model, weights=weights)
         for threads in options.threads:
             for *_, phase, length in (case for case in chosen if case[:2] == (shape, weights)):
@@ -98,7 +98,7 @@ def cases(options: argparse.Namespace) -> Cases:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "steps.csv", threads=[1], quick="a tiny model")
-    parser.add_argument("--shape", choices=[name for name in SHAPES if name != "tiny"], help="only this one")
+    parser.add_argument("--shape", choices=[name for name in LLAMAS if name != "tiny"], help="only this one")
     help_text = "of a measurement; of prompts an eighth (default: 32)"
     parser.add_argument("--steps", type=harness.count, default=32, help=help_text)
     options = parser.parse_args(argv)

@@ -38,15 +38,25 @@ class EngineModels(protocol.Worker):
         self.folder = Path(folder)
         self.weights: Any = {"bfloat16": "dense"}.get(dtype, dtype)
         tp_group = init_tp_group(threads) if variant == "ranks" else None
+        self.llms: dict[tuple[Any, ...], LLM] = {}
+        self.random = random.Random(0)
+        version = f"torch_infini {torch_infini.__version__}, torch {torch.__version__}"
+        if protocol.config_of(folder)["model_type"] != "llama":
+            self.model: Any = LLM(
+                folder, quantization=None if self.weights == "dense" else self.weights, progress=False, cache_blocks=1
+            ).engine.model
+            inner = self.model.model
+            named = [*inner.named_parameters(), *inner.named_buffers()]
+            experts = sum(tensor.nbytes for name, tensor in named if ".experts." in name)
+            unread = round((1 - protocol.chosen_share(folder)) * experts)
+            return {"version": version, "weight_bytes": self.model.bytes_per_step - unread}
         if tp_group is not None and tp_group.workers is not None:
             tp_group.workers.make(make_worker, folder, self.weights, None, "cpu")
         self.model = Llama.from_pretrained(folder, self.weights, progress=False, tp_group=tp_group)
-        self.llms: dict[tuple[Any, ...], LLM] = {}
-        self.random = random.Random(0)
         ranks = 1 if tp_group is None else threads
         linear = [module for module in self.model.modules() if isinstance(module, Linear)]
         return {
-            "version": f"torch_infini {torch_infini.__version__}, torch {torch.__version__}",
+            "version": version,
             "weight_bytes": self.model.bytes_per_step * ranks,
             "linear_bytes": sum(p.nbytes for layer in linear for p in layer.parameters()) * ranks,
         }

@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 import protocol
 
-ARCHITECTURE = "llama"
+ARCHITECTURES = {"llama": "llama", "qwen3_moe": "qwen3moe"}  # by the model_type of the config
 BLOCK = 2048  # most tokens of one llama_decode; llama.cpp itself cuts it into pieces of 512
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -29,7 +29,11 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
 }
+EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -63,31 +67,61 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
+def float32(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 values, given as their bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
 def write_bf16(folder: Path, path: Path) -> None:
     """The checkpoint as GGUF, without a tokenizer."""
-    config = json.loads((folder / "config.json").read_text())
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = gguf.GGUFWriter(path, ARCHITECTURE)
-    writer.add_block_count(config["num_hidden_layers"])
+    config = protocol.config_of(folder)
+    architecture = ARCHITECTURES[config["model_type"]]
+    heads, kv_heads, layers = (
+        config[f"num_{name}"] for name in ("attention_heads", "key_value_heads", "hidden_layers")
+    )
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    experts = config.get("num_local_experts", 0)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    writer.add_rope_dimension_count(config["hidden_size"] // heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    for name, bits in bfloat16_tensors(folder / "model.safetensors").items():
-        if bits.ndim == 1:  # norms are float32 in GGUF
-            writer.add_tensor(gguf_name(name), (bits.astype(np.uint32) << 16).view(np.float32))
-            continue
-        if "q_proj" in name or "k_proj" in name:
-            bits = interleaved(bits, heads if "q_proj" in name else kv_heads)
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+    def add(name: str, bits: np.ndarray) -> None:
         data = np.ascontiguousarray(bits).view(np.uint8)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+    tensors = bfloat16_tensors(folder / "model.safetensors")
+    for name, bits in tensors.items():
+        if ".experts." in name:
+            continue
+        if bits.ndim == 1 or name.endswith("mlp.gate.weight"):  # norms and routers are float32 in GGUF
+            writer.add_tensor(gguf_name(name), float32(bits))
+        elif architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            add(gguf_name(name), interleaved(bits, heads if "q_proj" in name else kv_heads))
+        else:
+            add(gguf_name(name), bits)
+    for layer in range(layers if experts else 0):
+        for part, gguf_part in EXPERTS.items():
+            prefix = f"model.layers.{layer}.mlp.experts"
+            add(
+                f"blk.{layer}.{gguf_part}.weight",
+                np.stack([tensors[f"{prefix}.{expert}.{part}.weight"] for expert in range(experts)]),
+            )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -175,9 +209,10 @@ class GgufModels(protocol.Worker, ABC):
         if not self.model:
             raise RuntimeError(f"{self.path.name} could not be loaded")
         sizes = {key: n for key, n in tensor_bytes(self.api._lib, self.path).items() if key[0] != "token_embd.weight"}
+        share = protocol.chosen_share(folder)
         return {
             "version": self.version,
-            "weight_bytes": sum(sizes.values()),
+            "weight_bytes": round(sum(size * (share if "_exps" in name else 1) for (name, _), size in sizes.items())),
             "linear_bytes": sum(size for (_, dimensions), size in sizes.items() if dimensions == 2),
         }
 

@@ -33,8 +33,9 @@ class Worker:
             threads: To compute with.
 
         Returns:
-            version: A text. weight_bytes: what a decode step reads, all weights but the embedding. linear_bytes: of
-            these, those of linear layers; from the workers that error_bits.py asks.
+            version: A text. weight_bytes: what a decode step of one token reads, all weights but the embedding and the
+            experts that are not chosen. linear_bytes: of all weights but the embedding, those of linear layers; from
+            the workers that error_bits.py asks.
         """
         raise NotImplementedError
 
@@ -72,9 +73,21 @@ class Worker:
         """Free caches and compiled code: another cell follows."""
 
 
+def config_of(folder: str | Path) -> dict[str, Any]:
+    """The config of a checkpoint folder."""
+    config: dict[str, Any] = json.loads((Path(folder) / "config.json").read_text())
+    return config
+
+
 def vocabulary(folder: str) -> int:
     """Tokens that the model of a checkpoint folder knows."""
-    return json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
+    return int(config_of(folder)["vocab_size"])
+
+
+def chosen_share(folder: str) -> float:
+    """The share of a mixture's experts that a token chooses; 1 without experts."""
+    config = config_of(folder)
+    return config["num_experts_per_tok"] / config["num_local_experts"] if "num_local_experts" in config else 1.0
 
 
 def prompt(batch: int, length: int, vocabulary: int) -> list[list[int]]:

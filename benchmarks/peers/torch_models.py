@@ -14,9 +14,9 @@ import protocol
 import torch
 import transformers
 from torch import Tensor
-from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, StaticCache
+from transformers import AutoModelForCausalLM, CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 
-from torch_infini.testing.llama import weight_bytes
+from torch_infini.testing.shapes import weight_bytes
 
 
 class TorchModels(protocol.Worker):
@@ -27,7 +27,8 @@ class TorchModels(protocol.Worker):
         self.compiled = variant in ("compile", "packed")
         self.caches: dict[tuple[int, ...], Any] = {}
         float_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
-        self.model = LlamaForCausalLM.from_pretrained(folder, dtype=float_dtype).eval()
+        kept: Any = {"dtype": float_dtype, "trust_remote_code": False}
+        self.model = AutoModelForCausalLM.from_pretrained(folder, **kept).eval()
         self.call = self.model
         version = f"torch {torch.__version__}, transformers {transformers.__version__}"
         if variant == "infini":
@@ -37,7 +38,10 @@ class TorchModels(protocol.Worker):
             # Dynamo has to know of freezing before it traces, so that torch.compile's own option comes too late.
             torch._inductor.config.freezing = variant == "packed"
             self.call = torch.compile(self.model, dynamic=False, fullgraph=True)
-        return {"version": version, "weight_bytes": weight_bytes(self.model)}
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        experts = sum(tensor.nbytes for name, tensor in named if ".experts." in name)
+        unread = round((1 - protocol.chosen_share(folder)) * experts)
+        return {"version": version, "weight_bytes": weight_bytes(self.model) - unread}
 
     def step(self, call: Any, ids: Tensor, cache: Any) -> Tensor:
         return call(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
@@ -119,7 +123,7 @@ class TorchModels(protocol.Worker):
         gc.collect()
 
 
-def patch(model: LlamaForCausalLM, dtype: str) -> str:
+def patch(model: PreTrainedModel, dtype: str) -> str:
     """Patch with weights of this dtype; the version of torch_infini."""
     import torch_infini
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .llama import SHAPES, random_llama
 from .new_model import draw_weights, new_model
+from .shapes import LLAMAS, random_of_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -101,10 +101,10 @@ def save_tokenizer(folder: Path, vocabulary: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a LLaMA with random weights in bfloat16.")
-    parser.add_argument("shape", choices=tuple(SHAPES))
+    parser.add_argument("shape", choices=tuple(LLAMAS))
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    model = random_llama(arguments.shape)
+    model = random_of_shape(arguments.shape)
     model.save_pretrained(arguments.folder)
     save_tokenizer(arguments.folder, model.config.vocab_size)
 

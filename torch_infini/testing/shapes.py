@@ -1,4 +1,4 @@
-"""Llama models with random weights in the shapes that the benchmarks measure."""
+"""Models with random weights in the shapes that the benchmarks measure: Llamas, and a few layers of mixtures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from .new_model import new_model
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import PreTrainedModel
 
 # Arguments of LlamaConfig. 8B is the shape of Llama 3, 1.1B that of TinyLlama; tiny is for tests.
-SHAPES = {
+LLAMAS: dict[str, dict[str, Any]] = {
     "8B": {
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -49,8 +49,47 @@ SHAPES = {
 }
 
 
-def random_llama(shape: str, layers: int | None = None) -> LlamaForCausalLM:
-    """Make a LlamaForCausalLM in bfloat16, with the same random weights at every call, that generates no end token.
+# Four layers of mixtures of experts, and a small vocabulary, so that layers take most of a step: Qwen3-30B-A3B has 48.
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "30B-A3B": (
+        "Qwen3Moe",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "rope_theta": 1e6,
+            "vocab_size": 8192,
+        },
+    ),
+    "tiny-A3B": (
+        "Qwen3Moe",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "moe_intermediate_size": 256,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "vocab_size": 512,
+        },
+    ),
+}
+SHAPES = {**{name: ("Llama", config) for name, config in LLAMAS.items()}, **MIXTURES}
+
+
+def random_of_shape(shape: str, layers: int | None = None) -> PreTrainedModel:
+    """Make a model in bfloat16, with the same random weights at every call, that generates no end token.
 
     Args:
         shape: A name in SHAPES.
@@ -59,15 +98,16 @@ def random_llama(shape: str, layers: int | None = None) -> LlamaForCausalLM:
     fewer = {} if layers is None else {"num_hidden_layers": layers}
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     more = {"max_position_embeddings": 4096, "tie_word_embeddings": False, "dtype": torch.bfloat16}
-    model: Any = new_model("Llama", {**SHAPES[shape], **fewer, **ids, **more}, seed=0)
+    classes, config = SHAPES[shape]
+    model: Any = new_model(classes, {**config, **fewer, **ids, **more}, seed=0)
     return model.to(torch.bfloat16)
 
 
-def saved_llama(shape: str, folder: Path) -> Path:
-    """Return the checkpoint of a random_llama in a folder; make it if there is none."""
+def saved_shape(shape: str, folder: Path) -> Path:
+    """Return the checkpoint of a random_of_shape in a folder; make it if there is none."""
     path, part = folder / shape, folder / f"{shape}.part"
     if not path.exists():
-        random_llama(shape).save_pretrained(part)
+        random_of_shape(shape).save_pretrained(part)
         part.rename(path)
     return path
 
