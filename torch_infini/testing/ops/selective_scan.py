@@ -99,9 +99,9 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     packed = {"offsets": torch.tensor([0, 3, 3, 70, 71, 95])}
     yield Sample("packed", inputs(dtype, 95), packed)
     slots = torch.tensor([5, 0, -1, 2, 3], dtype=torch.int32)
-    args = (*inputs(dtype, 95), None, None, states(6, 32, 16))
-    yield Sample("packed, with slots", args, {**packed, "slots": slots})
-    yield Sample("slots of steps", args, {"offsets": packed["offsets"].int(), "slots": slots})
+    with_states = (*inputs(dtype, 95), None, None, states(6, 32, 16))
+    yield Sample("packed, with slots", with_states, {**packed, "slots": slots})
+    yield Sample("slots of steps", with_states, {"offsets": packed["offsets"].int(), "slots": slots})
     for length in (4, 70):
         out, x, dt, a, b, c, d = inputs(dtype, 2, length, channels=37)
         z, bias = 3 * x.flip(1), torch.linspace(-3, 1, 37)
