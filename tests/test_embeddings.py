@@ -157,13 +157,13 @@ def test_what_the_folder_says(folder: Path, tmp_path: Path) -> None:
     last = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
     assert write([*modules, normalize], last).params == PoolingParams(pooling="last", normalize=True)
     assert write(modules, {"pooling_mode": "cls"}).params.pooling == "cls"
-    for pooling in ({"pooling_mode_max_tokens": True}, {**mean, "pooling_mode_cls_token": True}, {}, []):
+    for pooling in ({"pooling_mode_weightedmean_tokens": True}, {**mean, "pooling_mode_cls_token": True}, {}, []):
         found = write(modules, pooling)
         with pytest.raises(ValueError, match="pooling must be given for this model, whose folder asks for pooling by"):
             found.merge()
         assert found.merge("mean").pooling == "mean"
     dense = {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-    with pytest.raises(ValueError, match="asks for a module 'Dense'"):
+    with pytest.raises(ValueError, match="asks for a module 'Dense' that cannot be read: its activation"):
         write([*modules, dense], mean).merge()
     for broken in ({}, "x", None):
         assert write(broken, mean).params == PoolingParams()
@@ -186,7 +186,7 @@ def test_what_the_folder_says(folder: Path, tmp_path: Path) -> None:
 def test_bad_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(folder, progress=False, max_model_len=64)
     for settings, rule in (
-        ({"pooling": "max"}, "pooling must be last, mean, cls, got 'max'"),
+        ({"pooling": "sum"}, "pooling must be last, mean, cls, max, mean_sqrt_len, got 'sum'"),
         ({"normalize": 1}, "normalize must be True or False, got 1"),
         ({"dimensions": 8}, r"dimensions must be None, for the model's config names no sizes \(is_matryoshka\), got 8"),
         ({"dimensions": 0}, "dimensions must be an integer of at least 1 or None, got 0"),
@@ -225,7 +225,7 @@ def test_embeddings_of_async_llm(folder: Path) -> None:
             left = asyncio.create_task(llm.embed(PROMPTS[3]))
             await asyncio.sleep(0)
             left.cancel()
-            for wrong in ({"pooling": "max"}, {"dimensions": 3}, {"normalize": 1}):
+            for wrong in ({"pooling": "sum"}, {"dimensions": 3}, {"normalize": 1}):
                 with pytest.raises(ValueError, match=f"torch_infini.LLM.embed: {next(iter(wrong))} must be"):
                     await llm.embed([1], **wrong)  # type: ignore[arg-type]
             with pytest.raises(ValueError, match="must"):

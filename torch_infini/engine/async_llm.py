@@ -92,12 +92,14 @@ class AsyncLLM:
         normalize: bool | None = None,
         dimensions: int | None = None,
         lora_request: LoRARequest | None = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
     ) -> EmbeddingRequestOutput:
         """Compute the embedding of one prompt, in steps that other requests share; cancelling the task cancels it.
 
         Args:
             prompt: As generate.
-            pooling, normalize, dimensions: As LLM.embed.
+            pooling, normalize, dimensions, truncate_prompt_tokens, prompt_name: As LLM.embed.
             lora_request: The prompt's adapter, or None.
 
         Raises:
@@ -105,7 +107,8 @@ class AsyncLLM:
             RuntimeError: If this is closed, its thread failed, or a step failed.
         """
         engine = self._llm.engine
-        request = engine.new_request(prompt, None, lora_request, engine.pooling.merge(pooling, normalize, dimensions))
+        params = engine.pooling.merge(pooling, normalize, dimensions, truncate_prompt_tokens, prompt_name)
+        request = engine.new_request(prompt, None, lora_request, params)
         outputs = [output async for output in self._outputs(request, None, None)]
         return embedding_of(outputs[-1])
 

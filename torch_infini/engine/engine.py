@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from ..distributed import Followers, follow
+from ..nn import KVCache, MixedKVCache
 from .blocks import BlockManager
 from .config import CACHE_BYTES, EngineConfig
+from .encoder import Encoder, EncoderRunner, NoCache, encoder_config
 from .grammar import Grammars, Matcher
 from .lora import AdapterSlots, LoRARequest
 from .model import ServedModel, is_served_model
@@ -55,6 +57,7 @@ class Engine:
         model, tokenizer, config, sampling: As given.
         pooling: What the model's folder says of its embeddings.
         max_model_len: The most tokens of a sequence.
+        is_encoder: Whether the model generates nothing: its texts are computed whole, and nothing is cached.
         scheduler: The Scheduler, whose state callers may read between calls.
         outputs: What the last step returned, or would have returned if it had not been interrupted.
 
@@ -73,7 +76,7 @@ class Engine:
         sampling: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
-        if not is_served_model(model):
+        if not is_served_model(model) and not isinstance(model, Encoder):
             raise ValueError(
                 f"{_NAME}: model must be a torch_infini.models.Llama or PagedModel, got {type(model).__name__}"
             )
@@ -89,22 +92,30 @@ class Engine:
                 f"{_NAME}: max_model_len must be at most the model's positions, {positions}, got {c.max_model_len}"
             )
         length = c.max_model_len or positions
+        self.is_encoder = isinstance(model, Encoder)
+        if self.is_encoder:
+            self.config = c = encoder_config(c, length, model.config.model_type)  # type: ignore[attr-defined]  # has it
         blocks = self._count_blocks(length)
         self.max_model_len = min(length, blocks * c.block_size)
         self._adapters = AdapterSlots(model, c) if c.enable_lora else None
         try:
             states = self._state_rows(blocks)
             rows = 0 if states is None else states.sequences + states.prefixes
-            self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype, rows)
             self._blocks = BlockManager(blocks, c.block_size, c.enable_prefix_caching)
-            self._runner: Runner | TPRunner = Runner(
-                model,
-                self._cache,
-                c.max_num_seqs,
-                self.max_model_len,
-                not c.enforce_eager,
-                None if self._adapters is None else self._adapters.adapters,
-            )
+            self._cache: KVCache | MixedKVCache | NoCache
+            self._runner: Runner | TPRunner | EncoderRunner
+            if isinstance(model, Encoder):
+                self._cache, self._runner = NoCache(c.block_size), EncoderRunner(model)
+            else:
+                self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype, rows)
+                self._runner = Runner(
+                    model,
+                    self._cache,
+                    c.max_num_seqs,
+                    self.max_model_len,
+                    not c.enforce_eager,
+                    None if self._adapters is None else self._adapters.adapters,
+                )
         except (OSError, RuntimeError, MemoryError, OverflowError, TypeError) as error:
             raise MemoryError(
                 f"{_NAME}: cache and batch must fit into memory, got {blocks} blocks of {c.block_size} tokens and "
@@ -123,7 +134,7 @@ class Engine:
             sizes = blocks, c.block_size, self._cache_dtype, c.max_num_seqs, self.max_model_len
             adapters = (c.max_loras, c.max_lora_rank) if c.enable_lora else None
             model.tp_group.workers.send("start", *sizes, not c.enforce_eager, adapters)
-            self._runner = TPRunner(self._runner, model.tp_group.workers)
+            self._runner = TPRunner(self._runner, model.tp_group.workers)  # type: ignore[arg-type]  # a Runner
         elif model.tp_group is not None:  # all ranks make the same calls and must draw the same seeds
             self._seeds = self._seeds or model.tp_group.generator()
         self._sampler = Sampler()
@@ -215,11 +226,15 @@ class Engine:
         """
         if pooling is not None and self.model.tp_group is not None:
             raise ValueError(f"{_NAME}: tensor_parallel_size must be 1 for embeddings, got more ranks")
+        if pooling is None:
+            self.check_generates()
         params = POOLED if pooling is not None else self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
         text, ids = parts_of(prompt)
-        if ids is None:
+        if pooling is not None:
+            ids = self.encode_pooled(text if ids is None else ids, pooling)  # type: ignore[arg-type]  # one is not None
+        elif ids is None:
             assert text is not None
             ids = self.encode(text)
         tokens = self._checked(self._truncated(ids, params), params)
@@ -235,9 +250,18 @@ class Engine:
         if lora_request is not None:
             if self._adapters is None:
                 raise needs_lora(lora_request)
-            self._adapters.use(lora_request, request, self._runner)
+            self._adapters.use(lora_request, request, self._runner)  # type: ignore[arg-type]  # no encoder
         request.sequences.append(self._new_sequence(request, 0))
         return request
+
+    def check_generates(self) -> None:
+        """Raise ValueError for a model that generates nothing."""
+        if self.is_encoder:
+            kind = self.model.config.model_type  # type: ignore[attr-defined]  # of EncoderConfig
+            raise ValueError(
+                f"{_NAME}: model must be a causal language model to generate text, got an encoder ({kind}), which has "
+                "embeddings: call embed, or POST /v1/embeddings"
+            )
 
     def lead(self) -> Followers:
         """Send the steps to the other ranks of torchrun from now on: requests come to this rank, 0, alone.
@@ -277,14 +301,19 @@ class Engine:
         """Load an adapter before a request asks for it; errors are those of a request with it."""
         if self._adapters is None:
             raise needs_lora(lora_request)
-        self._adapters.load(lora_request, self._runner)
+        self._adapters.load(lora_request, self._runner)  # type: ignore[arg-type]  # no encoder
 
     def _truncated(self, ids: Iterable[Any], params: SamplingParams) -> Iterable[Any]:
         """Return the prompt's last tokens, as many as truncate_prompt_tokens says."""
         if params.truncate_prompt_tokens is None:
             return ids
-        kept = params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else self.max_model_len - 1
+        kept = params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else self.max_prompt_len
         return list(ids)[-kept:]
+
+    @property
+    def max_prompt_len(self) -> int:
+        """The most tokens of a prompt: a decoder generates at least one after it."""
+        return self.max_model_len if self.is_encoder else self.max_model_len - 1
 
     def _tokenize_bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Tokenize bad_words, each alone and with a space before it."""
@@ -319,17 +348,36 @@ class Engine:
         except Exception as error:
             raise ValueError(f"{_NAME}: the tokenizer must encode the prompt, got {described(error)}") from error
 
+    def encode_pooled(self, prompt: str | Iterable[Any], pooling: PoolingParams) -> list[Any]:
+        """Return the tokens of a prompt that becomes a vector.
+
+        A text begins with the prompt that `pooling` names, and keeps its last special tokens where it is cut.
+        """
+        if isinstance(prompt, str):
+            ids: list[Any] = self.encode(self.pooling.prepare(prompt, pooling.prompt_name))
+        elif pooling.prompt_name is not None:
+            raise ValueError(f"{_NAME}: prompt_name must be None for token ids, got {pooling.prompt_name!r}")
+        else:
+            ids = list(prompt)
+        most = pooling.truncate_prompt_tokens
+        if most is None:
+            return ids
+        special = getattr(self.tokenizer, "all_special_ids", ()) if isinstance(prompt, str) else ()
+        return shortened(ids, self.max_prompt_len if most == -1 else most, special)
+
     def _checked(self, prompt: Iterable[Any], params: SamplingParams) -> list[int]:
         """Return the prompt's ids as plain integers; ValueError if the request cannot be served."""
         vocabulary = self.model.config.vocab_size
         tokens = plain_ids(f"{_NAME}: prompt", prompt, vocabulary)
         if not tokens:
             raise ValueError(f"{_NAME}: prompt must have at least one token, got none")
-        if len(tokens) >= self.max_model_len:
-            raise ValueError(
-                f"{_NAME}: prompt must be shorter than {self.max_model_len} tokens, the lesser of max_model_len and "
-                f"the cache's size, got {len(tokens)}"
+        if len(tokens) > self.max_prompt_len:
+            rule = (
+                f"at most {self.max_model_len} tokens, the lesser of max_model_len and the model's positions"
+                if self.is_encoder
+                else f"shorter than {self.max_model_len} tokens, the lesser of max_model_len and the cache's size"
             )
+            raise ValueError(f"{_NAME}: prompt must be {rule}, got {len(tokens)}")
         if params.n > MAX_SAMPLES:
             raise ValueError(f"{_NAME}: n must be at most {MAX_SAMPLES}, got {params.n}")
         if params.stop and self.tokenizer is None:
@@ -512,7 +560,7 @@ class Engine:
         if sequence.remaining:
             return
         assert request.pooled is not None
-        request.pooled = params.finish(request.pooled, len(request.prompt))
+        request.pooled = params.finish(request.pooled, len(request.prompt), self.pooling.dense)
         self._changed[request] = None
         self._metrics.reused_tokens += request.reused
         size = len(request.pooled)
@@ -675,6 +723,14 @@ def parts_of(prompt: Prompt) -> tuple[str | None, Iterable[Any] | None]:
 
 def described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def shortened(ids: list[Any], most: int, special: Collection[int]) -> list[Any]:
+    """Return the first of a text's tokens, at most this many, with the special tokens at its end."""
+    if len(ids) <= most:
+        return ids
+    end = next((i for i, token in enumerate(reversed(ids)) if token not in special), 0)
+    return ids[: most - end] + ids[len(ids) - end :] if end < most else ids[:most]
 
 
 def chunk_input(chunk: ScheduledChunk) -> ChunkInput:

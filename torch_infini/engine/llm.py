@@ -16,6 +16,7 @@ from torch import nn
 
 from .._core.progress import track
 from ..models import Llama
+from .encoder import Encoder
 from .engine import Engine, Prompt, described
 from .loading import load_served
 from .lora import LoRARequest
@@ -60,6 +61,9 @@ class LLM:
         seed: Seed of the generator that draws seeds for requests without one; None: these are random.
         generation_config: "auto": requests without params have the sampling settings of the model's
             generation_config.json; "none" (or vLLM's "vllm"): those of SamplingParams().
+        runner: "auto" or "pooling": an encoder of transformers (BERT, RoBERTa, ModernBERT; docs/engine.md) computes
+            embeddings and scores, other models generate and embed. "generate": BERT's types too are loaded as causal
+            language models.
         progress: Whether loading shows a bar on stderr; None: if stderr is a terminal.
         **settings: Fields of EngineConfig (max_model_len, max_num_seqs, max_num_batched_tokens, enforce_eager,
             enable_prefix_caching, kv_cache_dtype, block_size, ...). Other arguments of vLLM's LLM are logged without
@@ -91,6 +95,7 @@ class LLM:
         gpu_memory_utilization: float | None = None,
         seed: int | None = None,
         generation_config: Literal["auto", "none", "vllm"] = "auto",
+        runner: Literal["auto", "generate", "pooling"] = "auto",
         progress: bool | None = None,
         **settings: Any,
     ) -> None:
@@ -109,8 +114,13 @@ class LLM:
             tensor_parallel_size,
             "none" if generation_config == "vllm" else generation_config,
             progress,
+            runner,
         )
-        if gpu_memory_utilization is not None and config.cache_bytes is None and config.cache_blocks is None:
+        if isinstance(served, Encoder) and config.max_model_len is None and pooling.max_seq_length is not None:
+            config = replace(config, max_model_len=min(pooling.max_seq_length, served.config.max_position_embeddings))
+        sets_cache = gpu_memory_utilization is not None and not isinstance(served, Encoder)
+        if sets_cache and config.cache_bytes is None and config.cache_blocks is None:
+            assert gpu_memory_utilization is not None
             config = replace(config, cache_bytes=max(cache_bytes_of(gpu_memory_utilization, served.device), 1))
         self.engine = Engine(served, tokenizer, config, sampling, seed)
         self.engine.pooling = pooling
@@ -231,6 +241,7 @@ class LLM:
         Raises:
             ValueError: If the tokenizer has no chat template, or as generate.
         """
+        self.engine.check_generates()
         template = {
             **(chat_template_kwargs or {}),
             **({} if chat_template is None else {"chat_template": chat_template}),
@@ -252,16 +263,23 @@ class LLM:
         dimensions: int | None = None,
         use_tqdm: bool | None = None,
         lora_request: LoRARequest | SequenceOf[LoRARequest | None] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Compute embeddings: the hidden states of each prompt's tokens after the last norm, pooled to one vector.
 
         Args:
             prompts: As generate.
-            pooling: "last", "mean" or "cls" (the first token); None: as the folder's modules.json says, or "last".
+            pooling: "last", "mean", "cls" (the first token), "max" or "mean_sqrt_len"; None: as the folder's
+                modules.json says, or "last", of an encoder "mean".
             normalize: Whether vectors have length 1; None: as modules.json says, or True.
             dimensions: The elements to keep, if the model's config has is_matryoshka or matryoshka_dimensions; None:
                 all.
             use_tqdm, lora_request: As generate.
+            truncate_prompt_tokens: Keep this many of a prompt's first tokens, and of a text the special ones at its
+                end; -1: as many as the model takes. None: a prompt that is too long is an error.
+            prompt_name: The name of a prompt of config_sentence_transformers.json, with which texts begin; None: its
+                default_prompt_name, or none.
 
         Returns:
             One output for each prompt, in their order.
@@ -274,7 +292,7 @@ class LLM:
             >>> [output] = llm.embed("A text")
             >>> output.outputs.embedding
         """
-        params = self.engine.pooling.merge(pooling, normalize, dimensions)
+        params = self.engine.pooling.merge(pooling, normalize, dimensions, truncate_prompt_tokens, prompt_name)
         rows = prompts_of(prompts)
         adapters = adapters_of(lora_request, len(rows))
         return list(with_progress(self._embedded(rows, params, adapters), len(rows), use_tqdm))
@@ -282,19 +300,25 @@ class LLM:
     def _embedded(
         self, rows: SequenceOf[Prompt], params: PoolingParams, adapters: SequenceOf[LoRARequest | None]
     ) -> Iterator[EmbeddingRequestOutput]:
-        readers: list[_Reader] = []
+        requests: list[Request] = []
+        for i, (prompt, adapter) in enumerate(zip(rows, adapters, strict=True)):
+            try:
+                with self._lock:
+                    requests.append(self.engine.new_request(prompt, None, adapter, params))
+            except ValueError as error:
+                raise ValueError(f"{error} (prompt {i})") from None
+        # An encoder pads the texts of a step to one length, so that those of about one length come together.
+        order = list(range(len(requests)))
+        if self.engine.is_encoder:
+            order.sort(key=lambda i: len(requests[i].prompt))
+        readers: dict[int, _Reader] = {}
         try:
-            for i, (prompt, adapter) in enumerate(zip(rows, adapters, strict=True)):
-                try:
-                    with self._lock:
-                        request = self.engine.new_request(prompt, None, adapter, params)
-                    readers.append(self._add(request, keep=1))
-                except ValueError as error:
-                    raise ValueError(f"{error} (prompt {i})") from None
-            for reader in readers:
+            for i in order:
+                readers[i] = self._add(requests[i], keep=1)
+            for _, reader in sorted(readers.items()):
                 yield embedding_of(deque(self._outputs(reader), maxlen=1).pop())
         finally:
-            self._drop(readers)
+            self._drop(list(readers.values()))
 
     def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise NotImplementedError: the engine computes no classes or scores; embeddings are those of embed."""

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from .._core.dtypes import floating
-from ..checkpoints import Activations, has_gguf_tokenizer, method_of, model_type_of
+from ..checkpoints import Activations, has_gguf_tokenizer, method_of, model_type_of, read_object
 from ..distributed import init_tp_group
 from ..models import Llama
 from ..models.config import DEFAULTS
 from ..models.llama import checked_config, model_folder
 from ..weights import names
 from .defaults import sampling_defaults, sampling_settings
+from .encoder import Encoder
 from .model import ServedModel, is_served_model
 from .pooling import PoolingDefaults, pooling_defaults
 from .runner import make_worker
@@ -55,6 +56,7 @@ def load_served(
     tensor_parallel_size: int,
     generation_config: Literal["auto", "none"],
     progress: bool | None,
+    runner: str = "auto",
 ) -> Served:
     """Load a model; arguments and errors are those of LLM."""
     if generation_config not in ("auto", "none"):
@@ -69,6 +71,8 @@ def load_served(
     if quantization is not None and not isinstance(quantization, str):
         raise ValueError(f"{_NAME}: quantization must be a name or None, got {quantization!r}")
     device_of(device)
+    if runner not in ("auto", "generate", "pooling"):
+        raise ValueError(f"{_NAME}: runner must be 'auto', 'generate' or 'pooling', got {runner!r}")
     given = load_tokenizer(tokenizer_folder(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
     wants_defaults = generation_config == "auto"
     if not isinstance(model, (str, Path)):
@@ -86,15 +90,29 @@ def load_served(
         if quantization is not None and quantization not in names() and not quantization.startswith("auto:"):
             known = ", ".join(map(repr, names()))
             raise ValueError(f"{_NAME}: quantization must be one of {known} or 'auto:BITS', got {quantization!r}")
-        served = _paged(model, quantization)
         source = Path(getattr(model, "name_or_path", "") or "-")
+        if runner != "generate" and _is_encoder(model):
+            from ..patch.encoder import encoder_of
+
+            served: ServedModel = encoder_of(model, quantization)  # type: ignore[assignment]  # an Encoder
+            settings: dict[str, Any] = {}
+        else:
+            served = _paged(model, quantization)
+            settings = sampling_settings(model) if wants_defaults else {}
         found = given or (load_tokenizer(source) if source.exists() else None)
-        settings = sampling_settings(model) if wants_defaults else {}
-        return Served(served, found, settings, pooling_defaults(source))
+        return Served(served, found, settings, pooling_defaults(source, isinstance(served, Encoder)))
     folder = model_folder(model)
     sampling = sampling_defaults(folder) if wants_defaults else {}
-    pooling = pooling_defaults(folder)
     weights = _weights(folder, quantization)
+    if runner != "generate" and _is_encoder(folder):
+        if size != 1:
+            raise ValueError(f"{_NAME}: tensor_parallel_size must be 1 for an encoder, got {size} for {folder}")
+        from ..patch.encoder import load_encoder
+
+        found = given or load_tokenizer(folder)
+        encoder = load_encoder(folder, weights, floating(dtype), device, activations)
+        return Served(encoder, found, {}, pooling_defaults(folder, True))  # type: ignore[arg-type]  # an Encoder
+    pooling = pooling_defaults(folder)
     if needs_transformers(folder):
         if size != 1:
             raise ValueError(
@@ -148,6 +166,21 @@ def needs_transformers(folder: Path) -> bool:
     except ImportError:  # without transformers
         return False
     return is_causal_type(kind)
+
+
+def _is_encoder(model: Path | nn.Module) -> bool:
+    """Return whether a folder or a loaded model is an encoder of transformers."""
+    if isinstance(model, Path) and not (model / "config.json").is_file():  # the next reader of the folder reports it
+        return False
+    try:
+        config = read_object(model / "config.json") if isinstance(model, Path) else {}
+        kind = config.get("model_type", "")
+        if not isinstance(kind, str) or kind in DEFAULTS:
+            return False
+        from ..patch.encoder import is_encoder, is_encoder_config
+    except (ValueError, OSError, ImportError):
+        return False
+    return is_encoder_config(config) if isinstance(model, Path) else is_encoder(model)
 
 
 def _paged(model: nn.Module, quantization: str | None) -> ServedModel:

@@ -52,10 +52,10 @@ REJECTED = {
     "rope_theta": "change rope_parameters in config.json",
     "skip_tokenizer_init": "use Engine, whose tokenizer may be None",
     "speculative_config": "there is no speculative decoding yet",
-    "task": "the engine generates; it computes no embeddings or scores",
+    "task": "every model embeds, and decoders generate; runner says which of both a model is loaded for",
     "trust_remote_code": "code of a folder (auto_map) is never run: load model and tokenizer yourself, and pass them",
 }
-NEUTRAL: tuple[Any, ...] = (None, False, 1, "auto", "generate", {}, [])  # request no feature
+NEUTRAL: tuple[Any, ...] = (None, False, 1, "auto", "generate", "embed", "embedding", {}, [])  # request no feature
 
 
 def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
