@@ -45,7 +45,16 @@ READS = ("config", "head_dim", "scaling", "layer_idx", "is_causal")
 NORM_NAMES = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"))
 # Keyword arguments that do not affect attention, and values of others that ask for the default.
 HARMLESS = frozenset(
-    {"position_ids", "use_cache", "cache_position", "output_hidden_states", "return_dict", "num_items_in_batch"}
+    {
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "output_hidden_states",
+        "output_router_logits",
+        "logits_to_keep",
+        "return_dict",
+        "num_items_in_batch",
+    }
 )
 NEUTRAL = {"output_attentions": False}
 
