@@ -1,4 +1,4 @@
-"""Models that keep states beside keys and values (linear attention, short convolutions) in the engine: tokens of
+"""Models that keep states beside keys and values (linear attention, short convolutions, Mamba) in the engine: tokens of
 generate however requests are batched, cut, preempted, forked or interrupted; in the end every row of states is free.
 """
 
@@ -23,14 +23,15 @@ from torch_infini.patch.paged import PagedModel  # noqa: E402  # it imports tran
 from torch_infini.testing.causal_types import VOCABULARY, build  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-KINDS = ("qwen3_next", "lfm3", "olmo_hybrid", "qwen3_5_moe_text", "lfm2_moe")
+MAMBAS = ("bamba", "jamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2", "zamba")
+KINDS = ("qwen3_next", "bamba", "jamba", "lfm3", "olmo_hybrid", "qwen3_5_moe_text", "lfm2_moe", *MAMBAS[2:])
 NEW = 9
 
 
 def engine_of(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> tuple[Any, Engine]:
     torch.manual_seed(0)
     model = build(kind).to(dtype)
-    patch_model(model, strict=True)
+    patch_model(model, strict=not kind.startswith("zamba"))
     return model, Engine(PagedModel(model), config=EngineConfig(**settings))
 
 
@@ -51,7 +52,7 @@ def assert_rows_are_free(engine: Engine) -> None:
     assert states is not None and states.free == states.sequences == engine.config.max_num_seqs
 
 
-@pytest.mark.full(beyond=2)
+@pytest.mark.full(beyond=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_generate(kind: str) -> None:
     """Prompts in chunks beside sequences that generate, requests that arrive later, and preemption."""
@@ -76,9 +77,10 @@ def test_tokens_are_those_of_generate(kind: str) -> None:
 
 
 @pytest.mark.full
-def test_bits_do_not_depend_on_neighbours() -> None:
+@pytest.mark.parametrize("kind", ["qwen3_next", "bamba", "jamba"])
+def test_bits_do_not_depend_on_neighbours(kind: str) -> None:
     """In bfloat16 too, where other sums would soon be other tokens."""
-    model, alone = engine_of("qwen3_next", torch.bfloat16, chunk_size=16, max_num_seqs=4)
+    model, alone = engine_of(kind, torch.bfloat16, chunk_size=16, max_num_seqs=4)
     params, rows = SamplingParams(temperature=1.0, seed=3, max_tokens=24, ignore_eos=True), prompts(70, 5, 40, 19)
     expected = []
     for row in rows:
@@ -106,7 +108,8 @@ def test_samples_of_a_prompt() -> None:
     assert engine.metrics().reused_tokens == 0  # the prompt is shorter than a chunk, after which a state is kept
 
 
-@pytest.mark.parametrize("kind", ["lfm3", pytest.param("olmo_hybrid", marks=pytest.mark.full)])
+@pytest.mark.full(beyond=1)
+@pytest.mark.parametrize("kind", ["lfm3", "olmo_hybrid", *MAMBAS])
 def test_prefixes(kind: str) -> None:
     """A prompt begins with the longest prefix of whole chunks whose state is kept, and its tokens are the same."""
     settings = {"block_size": 8, "chunk_size": 16, "max_num_seqs": 2, "cache_blocks": 2000}

@@ -289,7 +289,7 @@ def test_what_is_left_is_named() -> None:
     """In the words of the field."""
     for kind, reason in {
         "bloom": "it does not call transformers' attention interface",
-        "mamba": "no op computes a MambaMixer",
+        "recurrent_gemma": "no op computes a RecurrentGemmaRglru",
     }.items():
         assert reason in {row.reason for row in patch_model(model_of(kind)).left}, kind
 

@@ -16,6 +16,7 @@ from .layers.quantized import Quantized
 from .layers.quantized_experts import QuantizedExperts, quantize_experts
 from .layers.quantized_linear import QuantizedLinear, fuse, quantize_layer
 from .layers.sharded import ShardedLinear
+from .layers.state_space import reads_weight
 from .options import bits_of
 from .report import SKIPPED, Budget, Row
 from .state import Selection
@@ -53,9 +54,19 @@ def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[
         if name != "base_layer"
         for part in child.modules()
     }
+    read = {
+        id(part)
+        for module in model.modules()
+        for name, part in module.named_children()
+        if isinstance(part, nn.Linear) and reads_weight(module, name)
+    }
     found: list[tuple[str, nn.Module, str]] = []
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear | Experts) or isinstance(module, Quantized) or id(module) in adapters:
+        if (
+            not isinstance(module, nn.Linear | Experts)
+            or isinstance(module, Quantized)
+            or id(module) in adapters | read
+        ):
             continue
         if id(module) in inside:
             found.append((name, module, format))

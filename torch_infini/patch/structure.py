@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from .decoder import Decoder
 from .layers.attention import Attention, RotaryEmbedding
 from .layers.experts import Experts, has_experts
-from .layers.gated_norm import GatedNorm, is_gated_norm
+from .layers.gated_norm import GatedNorm, GroupedGatedNorm, is_gated_norm
 from .layers.grouped import GroupedLinear, is_grouped_linear
 from .layers.interface_attention import InterfaceAttention, calls_interface, missing_feature
 from .layers.layer import DecoderLayer
@@ -38,6 +38,7 @@ from .layers.norm import GroupedRMSNorm, RMSNorm, WeightlessRMSNorm, eps_name, g
 from .layers.plain_attention import PlainAttention, is_plain_attention
 from .layers.scale import Scale, is_scale
 from .layers.sharded import ShardedEmbedding, ShardedLinear
+from .layers.state_space import Mamba2Mixer, MambaMixer, is_mamba2_mixer, is_mamba_mixer, reads_weight
 from .model import Model
 from .parallel_forward import parallel_forward
 from .swap import Patched, Unsupported
@@ -115,10 +116,16 @@ def of_any(
             continue
         if is_gated_norm(module):
             yield here, GatedNorm
+            if not isinstance(module, Patched):
+                yield here, GroupedGatedNorm
         elif has_delta_rule(module):
             yield here, LinearAttention
         elif is_short_convolution(module):
             yield here, ShortConvolution
+        elif is_mamba_mixer(module):
+            yield here, MambaMixer
+        elif is_mamba2_mixer(module):
+            yield here, Mamba2Mixer
         elif has_experts(module):
             yield here, Experts
         elif is_grouped_linear(module):
@@ -134,8 +141,11 @@ def of_any(
             continue  # its own reason says more
         yield here, InterfaceAttention
     for here, module in inside.items():
-        around = [type(part) for part in parents_of(model, here)]
+        parents, own_name = parents_of(model, here), here.rpartition(".")[2]
+        around = [type(part) for part in parents]
         if isinstance(module, Patched) or is_computed(model, here):
+            continue
+        if parents and reads_weight(parents[-1], own_name):
             continue
         if type(module) is nn.Linear:
             if here.rpartition(".")[0] not in known or is_able(Linear, module):

@@ -62,6 +62,7 @@ SIZES: dict[str, Any] = {
 FILLED = {"head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"}
 # What the names do not determine, by type; a dict is for the entries of an inner config.
 MORE: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_n_groups": 2},
     "blt": {"encoder_hash_byte_group_size": [3, 4], "encoder_hash_byte_group_vocab": VOCABULARY},
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
@@ -101,8 +102,10 @@ MORE: dict[str, dict[str, Any]] = {
         }
     },
     "gemma4_unified_text": {"global_head_dim": 32},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2), "mamba_n_groups": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     "gptj": {"rotary_dim": 8},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "laguna": {"num_attention_heads_per_layer": [4] * LAYERS},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2), "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 16},

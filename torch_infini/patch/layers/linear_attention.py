@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from .paged import CURRENT, AttentionBackend
 causal_conv1d = torch.ops.infini.causal_conv1d.default
 gated_delta_rule = torch.ops.infini.gated_delta_rule.default
 
-_OUTPUTS = ("out_proj", "o_proj")
+_OUTPUTS, _INNER = ("out_proj", "o_proj"), ("x_proj", "dt_proj")  # others take hidden states
 _CONVOLUTION, _RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 _STEP_RULE = "torch_recurrent_gated_delta_rule"
 
@@ -92,11 +92,16 @@ class _Step(threading.local):
 _STEP = _Step()
 
 
+def running() -> tuple[AttentionBackend, nn.Module]:
+    """Return the backend of the engine's step, and the module whose forward runs on this thread."""
+    assert _STEP.running is not None
+    return _STEP.running
+
+
 def convolve_in_step(
     hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs: Any
 ) -> Tensor:
-    assert _STEP.running is not None
-    backend, module = _STEP.running
+    backend, module = running()
     return backend.convolve(module, dense_last(hidden_states.mT), weight, bias, activation is not None).mT
 
 
@@ -109,8 +114,7 @@ def delta_rule_in_step(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    assert _STEP.running is not None
-    backend, module = _STEP.running
+    backend, module = running()
     of = (dense_last(query), dense_last(key), dense_last(value), g, beta)
     return backend.delta_rule(module, *of, use_qk_l2norm_in_kernel), None
 
@@ -155,16 +159,23 @@ def forward_with(cls: type[nn.Module], functions: dict[str, Callable[..., Any]],
 
 
 class RecurrentLayer(Patched):
-    """The module's own forward over the ops of FUNCTIONS."""
+    """The module's own forward over our ops.
 
+    Attributes:
+        functions: By name what the forward calls instead of its file's functions.
+        step_functions: The same in a step of the engine, which holds the states.
+    """
+
+    functions: ClassVar = FUNCTIONS
+    step_functions: ClassVar = STEP_FUNCTIONS
     forward_with_ops: Callable[..., Any]
     forward_in_step: Callable[..., Any]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "infini_original" in vars(cls):
-            cls.forward_with_ops = forward_with(cls.infini_original, FUNCTIONS, "ops")
-            cls.forward_in_step = forward_with(cls.infini_original, STEP_FUNCTIONS, "step")
+            cls.forward_with_ops = forward_with(cls.infini_original, cls.functions, "ops")
+            cls.forward_in_step = forward_with(cls.infini_original, cls.step_functions, "step")
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
@@ -186,8 +197,8 @@ class RecurrentLayer(Patched):
         modules: dict[str, nn.Module | None] = {}
         for seed, (name, child) in enumerate(module._modules.items()):
             if isinstance(child, nn.Linear):
-                of_hidden = (WIDTH, child.in_features) if name in _OUTPUTS else (child.out_features, WIDTH)
-                modules[name] = linear(*of_hidden, seed)
+                outputs = WIDTH if name in _OUTPUTS else child.out_features
+                modules[name] = linear(outputs, child.in_features if name in (*_OUTPUTS, *_INNER) else WIDTH, seed)
                 if child.bias is None:
                     modules[name]._parameters["bias"] = None
             elif isinstance(child, nn.Conv1d):
@@ -204,7 +215,9 @@ class RecurrentLayer(Patched):
             name: None if parameter is None else frozen(random(*parameter.shape, seed=7))
             for name, parameter in module._parameters.items()
         }
-        small = probe_module(module, own, modules)
+        # Buffers too are converted to the dtype of a call.
+        buffers = {name: frozen(x.detach().float().cpu()) for name, x in module._buffers.items() if x is not None}
+        small = probe_module(module, {**own, **buffers}, modules)
         return Probe(small, lambda: cls.calls(small))
 
     @staticmethod

@@ -90,6 +90,12 @@ class NormTerms(NamedTuple):
     rounding: int
 
 
+def is_wider(x: Tensor, module: nn.Module) -> bool:
+    """Return whether x is float32 and the weight is not, as with Mamba's residual_in_fp32: no kernel takes that."""
+    weight = module._parameters["weight"]
+    return x.dtype is torch.float32 and weight is not None and weight.dtype is not torch.float32
+
+
 def terms_of(module: nn.Module) -> NormTerms:
     plan: NormPlan = module.__dict__["_infini_plan"]
     return NormTerms(module._parameters, module.__dict__, *plan)
@@ -163,7 +169,7 @@ class RMSNorm(Patched):
         yield ProbeCall("for hidden states with NaN", call_with(with_nan(few)), 1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
-        if needs_fallback(self, x):
+        if needs_fallback(self, x) or is_wider(x, self):
             shared = vars(self).get(FORWARD)  # all-reduces gradients
             return super().forward(x) if shared is None else shared(x)
         handed = HANDOVER
@@ -186,7 +192,7 @@ class GroupedRMSNorm(RMSNorm):
         return super().plans(module)
 
     def forward(self, x: Tensor) -> Tensor:
-        if needs_fallback(self, x):
+        if needs_fallback(self, x) or is_wider(x, self):
             original: Tensor = super(RMSNorm, self).forward(x)
             return original
         plan: NormPlan = self.__dict__[PLAN]

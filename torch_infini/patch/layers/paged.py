@@ -102,6 +102,44 @@ class AttentionBackend(Protocol):
             [B, S, Hv, Dv].
         """
 
+    def ssd(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        dt_softplus: bool,
+        dt_limit: tuple[float, float],
+    ) -> Tensor:
+        """Compute ops.ssd of new tokens behind those before; arguments as convolve's and the op's.
+
+        Returns:
+            [B, S, H, P] float32.
+        """
+
+    def selective_scan(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        z: Tensor | None,
+        dt_softplus: bool,
+    ) -> Tensor:
+        """Compute ops.selective_scan of new tokens behind those before; arguments as convolve's and the op's.
+
+        Returns:
+            [B, S, channels].
+        """
+
 
 class _CurrentBackend(threading.local):
     backend: AttentionBackend | None = None

@@ -20,6 +20,8 @@ _paged_attention = torch.ops.infini.paged_attention.default
 _paged_attention_prefill = torch.ops.infini.paged_attention_prefill.default
 _causal_conv1d = torch.ops.infini.causal_conv1d.default
 _gated_delta_rule = torch.ops.infini.gated_delta_rule.default
+_ssd = torch.ops.infini.ssd.default
+_selective_scan = torch.ops.infini.selective_scan.default
 _qkv_rope_cache = torch.ops.infini.qkv_rope_cache.default
 
 
@@ -107,6 +109,43 @@ class PagedBackend:
         state, *where = self._state(module)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
         _gated_delta_rule(out[0], q[0], k[0], v[0], g[0], beta[0], state, *where, None, l2norm)
+        return out
+
+    def ssd(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        dt_softplus: bool,
+        dt_limit: tuple[float, float],
+    ) -> Tensor:
+        state, *where = self._state(module)
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        _ssd(out[0], x[0], dt[0], a, b[0], c[0], d, dt_bias, state, *where, dt_softplus, *dt_limit)
+        return out
+
+    def selective_scan(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        z: Tensor | None,
+        dt_softplus: bool,
+    ) -> Tensor:
+        state, *where = self._state(module)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        gate = None if z is None else z[0]
+        _selective_scan(out[0], x[0], dt[0], a, b[0], c[0], d, dt_bias, gate, state, *where, dt_softplus)
         return out
 
     def _state(self, module: nn.Module) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,6 +21,8 @@ from ..layers.paged import CURRENT, AttentionBackend, ScoreTerms, paged_attentio
 
 causal_conv1d = torch.ops.infini.causal_conv1d.default
 gated_delta_rule = torch.ops.infini.gated_delta_rule.default
+ssd = torch.ops.infini.ssd.default
+selective_scan = torch.ops.infini.selective_scan.default
 
 _RECORDING_NAME = "infini_recording"
 
@@ -218,6 +220,42 @@ class _RecordingBackend:
         self._add_state(module, (v.shape[2], q.shape[3], v.shape[3]), torch.float32)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
         gated_delta_rule(out, q, k, v, g, beta, None, None, None, None, l2norm)
+        return out
+
+    def ssd(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        dt_softplus: bool,
+        dt_limit: tuple[float, float],
+    ) -> Tensor:
+        self._add_state(module, (*x.shape[2:], b.shape[3]), torch.float32)
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        ssd(out, x, dt, a, b, c, d, dt_bias, None, None, None, dt_softplus, *dt_limit)
+        return out
+
+    def selective_scan(
+        self,
+        module: nn.Module,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor | None,
+        dt_bias: Tensor | None,
+        z: Tensor | None,
+        dt_softplus: bool,
+    ) -> Tensor:
+        self._add_state(module, tuple(a.shape), torch.float32)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        selective_scan(out, x, dt, a, b, c, d, dt_bias, z, None, None, None, dt_softplus)
         return out
 
     def _add_state(self, module: nn.Module, sizes: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -92,8 +92,8 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("a step of each sequence", (*inputs(dtype, 3, 1), None, None, states(3, 32, 16)))
     for channels, columns in ((1, 1), (7, 31), (130, 4), (70, 16)):
         for length in (3, 75):
-            args = inputs(dtype, 1, length, channels=channels, columns=columns)
-            yield Sample(f"{length} tokens, {channels}x{columns}", (*args, None, None, states(1, channels, columns)))
+            made = inputs(dtype, 1, length, channels=channels, columns=columns)
+            yield Sample(f"{length} tokens, {channels}x{columns}", (*made, None, None, states(1, channels, columns)))
     for length in (7, 8, 64, 129):
         yield Sample(f"{length} tokens", (*inputs(dtype, length), None, None, states(1, 32, 16)))
     packed = {"offsets": torch.tensor([0, 3, 3, 70, 71, 95])}
