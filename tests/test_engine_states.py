@@ -23,7 +23,8 @@ from torch_infini.patch.paged import PagedModel  # noqa: E402  # it imports tran
 from torch_infini.testing.causal_types import VOCABULARY, build  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-MAMBAS = ("bamba", "jamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2", "zamba")
+HYBRIDS = ("bamba", "jamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2", "zamba")
+MAMBAS = (*HYBRIDS, "mamba", "mamba2", "falcon_mamba")  # the last three without attention
 KINDS = ("qwen3_next", "bamba", "jamba", "lfm3", "olmo_hybrid", "qwen3_5_moe_text", "lfm2_moe", *MAMBAS[2:])
 NEW = 9
 

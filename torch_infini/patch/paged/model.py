@@ -38,6 +38,7 @@ from .sites import Unserved, configs_of, find_sites, implementation, value_of
 _NAME = "torch_infini.LLM"
 _BLOCK = 4  # tokens of a block in the trial
 _POSITIONS = 1 << 17  # of a model whose config names none
+_STATE_TOKENS = 256  # between two states of a sequence that are kept: the engine's chunk
 CHECK = "warn_if_padding_and_no_attention_mask"  # a method of transformers' models
 _logger = logging.getLogger("torch_infini")
 
@@ -105,8 +106,8 @@ class PagedModel:
             with without_side_effects(model):
                 self._sites, logits = find_sites(model, tokens[None], positions)
                 sites = list(self._sites.attention.values())
-                self.dtype = sites[0].dtype
-                if (rule := min(site.window.positions for site in sites)) < positions:
+                self.dtype = sites[0].dtype if sites else logits.dtype
+                if (rule := min((site.window.positions for site in sites), default=positions)) < positions:
                     _logger.warning(
                         "%s: sequences must be shorter than %d tokens, because from there on a query sees other keys "
                         "than the newest",
@@ -115,12 +116,13 @@ class PagedModel:
                     )
                     positions = rule
                 ends = inner.generation_config.eos_token_id
+                kv_heads = sites[0].kv_heads if sites else 1
                 self.config = PagedConfig(
                     text.model_type,
                     logits.shape[-1],
                     positions,
-                    value_of(text, "num_attention_heads", sites[0].kv_heads),
-                    sites[0].kv_heads,
+                    value_of(text, "num_attention_heads", kv_heads),
+                    kv_heads,
                     inner.generation_config.bos_token_id,
                     () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
                 )
@@ -181,7 +183,7 @@ class PagedModel:
         self, blocks: int, block_size: int, dtype: torch.dtype | None = None, sequences: int = 1
     ) -> KVCache | MixedKVCache:
         """Make a cache for this model, on its device; dtype None: the model's. `sequences`: rows of its states."""
-        layers = [(site.kv_heads, site.head_dim) for site in self._sites.attention.values() if site.writes]
+        layers = self._cache_layers
         dtype = self.dtype if dtype is None else dtype
         cache: KVCache | MixedKVCache
         if len(set(layers)) > 1:
@@ -194,6 +196,16 @@ class PagedModel:
         return cache
 
     @property
+    def _cache_layers(self) -> list[tuple[int, int]]:
+        """(kv_heads, head_dim) of each layer of the cache.
+
+        A model without attention has one layer, to which nothing is written, so that its memory is not taken: blocks
+        count the tokens of its prefixes. A token's share of it is that of a state that is kept after every chunk.
+        """
+        layers = [(site.kv_heads, site.head_dim) for site in self._sites.attention.values() if site.writes]
+        return layers or [(1, max(self.bytes_per_sequence // (2 * _STATE_TOKENS * self.dtype.itemsize), 1))]
+
+    @property
     def _state_shapes(self) -> list[StateShape]:
         return [shape for shapes in self._sites.states.values() for shape in shapes]
 
@@ -204,8 +216,7 @@ class PagedModel:
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of a token's keys and values in a cache of that dtype."""
-        writing = [site for site in self._sites.attention.values() if site.writes]
-        return sum(token_bytes(1, site.kv_heads, site.head_dim, dtype) for site in writing)
+        return sum(token_bytes(1, kv_heads, head_dim, dtype) for kv_heads, head_dim in self._cache_layers)
 
     def lora_sites(self) -> dict[str, LoRASite]:
         """Return the linear layers that adapters may change, by their names: all but the head."""

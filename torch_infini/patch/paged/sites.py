@@ -335,6 +335,6 @@ def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[Sites,
     if not logits.is_meta and not logits.isfinite().all():
         name = next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
         raise Unserved(f"its logits are NaN or infinite{f', as {name} is' if name else ''}")
-    if not backend.sites.attention:
+    if not backend.sites.attention and not backend.sites.states:
         raise Unserved("no layer of it calls transformers' attention interface")
     return backend.sites, logits
