@@ -180,6 +180,14 @@ def test_steps_that_fail_and_interrupts(monkeypatch: pytest.MonkeyPatch) -> None
     assert_rows_are_free(engine)
 
 
+def test_adapters_may_change_what_a_mixer_calls() -> None:
+    """And not the layer whose weight it reads."""
+    model, _ = engine_of("jamba")
+    sites = PagedModel(model).lora_sites()
+    names = {name.rpartition(".")[2] for name in sites if ".mamba." in name}
+    assert names == {"in_proj", "x_proj", "out_proj"}
+
+
 def test_the_step_is_recorded() -> None:
     _, engine = engine_of("olmo_hybrid")
     id = engine.add(prompts(12)[0], SamplingParams.greedy(max_tokens=5, ignore_eos=True))

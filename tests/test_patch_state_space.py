@@ -28,6 +28,7 @@ OPS = {
     "mamba": MAMBA,
     "zamba": MAMBA,
 }
+MAMBAS = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 QUICK = ("bamba", "jamba")
 EVERY = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.full) for kind in OPS]
 
@@ -58,10 +59,10 @@ def mixer(model: Any) -> Any:
 def in_parts(model: Any, ids: Tensor) -> Tensor:
     """Return logits of the parts of a text, one after the other through the cache."""
     cache, logits = None, []
+    name = "cache_params" if type(model).__name__ in MAMBAS else "past_key_values"
     for part in ids.split([70, 1, 1, 18], 1):
-        name = "cache_params" if type(model).__name__.endswith(("MambaForCausalLM", "Mamba2ForCausalLM")) else ""
-        out = model(part, **{name or "past_key_values": cache}, use_cache=True)
-        cache = getattr(out, name or "past_key_values")
+        out = model(part, **{name: cache}, use_cache=True)
+        cache = getattr(out, name)
         logits.append(out.logits)
     return torch.cat(logits, 1)
 
@@ -83,6 +84,16 @@ def test_same_results(kind: str, batch: dict[str, Tensor]) -> None:
     torch.testing.assert_close(deepcopy(model)(**batch).logits[kept], expected[kept], **close)
     torch_infini.unpatch_model(model)
     assert torch.equal(model(**batch).logits, expected)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+@torch.no_grad()
+def test_caches(kind: str, batch: dict[str, Tensor]) -> None:
+    """A static cache, and beams, which reorder the states."""
+    model, other = build(kind).eval(), patched(build(kind).eval(), kind)
+    for settings in ({"cache_implementation": "static"}, {"num_beams": 3}):
+        ways = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, **settings}
+        assert torch.equal(other.generate(**batch, **ways), model.generate(**batch, **ways))
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -164,9 +175,12 @@ def test_hooks_and_gradients(kind: str, batch: dict[str, Tensor]) -> None:
 def test_compiled(backend: str, kind: str, batch: dict[str, Tensor]) -> None:
     model = patched(build(kind).eval(), kind)
     ids = batch["input_ids"]
-    expected = model(ids).logits
+    expected, parts = model(ids).logits, in_parts(model, ids)
     torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(model, backend=backend)(ids).logits, expected, rtol=1e-3, atol=1e-3)
+    compiled = torch.compile(model, backend=backend)
+    torch.testing.assert_close(compiled(ids).logits, expected, rtol=1e-3, atol=1e-3)
+    if backend == "aot_eager":  # each part is compiled for itself
+        torch.testing.assert_close(in_parts(compiled, ids), parts, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.full

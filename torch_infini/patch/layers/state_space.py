@@ -77,7 +77,7 @@ def compute_step(
         *(dt[:, None, :, 0], A[:, 0, 0].float(), dense_last(B)[:, None], dense_last(C)[:, None]),
         *(one if one is None else one[:, 0] for one in (D, dt_bias)),
     )
-    kept = state.float()
+    kept = state if state.dtype == torch.float32 else state.float()
     ssd(out, x, *terms, kept, None, None, dt_softplus)
     if kept is not state:
         state.copy_(kept)
@@ -123,7 +123,7 @@ def compute_scan_step(
     x = dense_last(hidden_states)[:, None]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     terms = dense_last(A.float()), dense_last(B)[:, None], dense_last(C)[:, None], D, dt_bias
-    kept = state.float()
+    kept = state if state.dtype == torch.float32 else state.float()
     selective_scan(out, x, dt[:, None], *terms, None if z is None else z[:, None], kept, None, None, dt_softplus)
     if kept is not state:
         state.copy_(kept)

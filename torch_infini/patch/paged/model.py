@@ -31,6 +31,7 @@ from ..checks.trial import rms, without_side_effects
 from ..layers import interface
 from ..layers.memory import use_large_pages
 from ..layers.paged import PAGED_NAME
+from ..layers.state_space import reads_weight
 from .calls import PagedBackend
 from .rotation import find_switch, place_by_row, position_modules, rotary_modules, rotate_by_row
 from .sites import Unserved, configs_of, find_sites, implementation, value_of
@@ -219,12 +220,14 @@ class PagedModel:
         return sum(token_bytes(1, kv_heads, head_dim, dtype) for kv_heads, head_dim in self._cache_layers)
 
     def lora_sites(self) -> dict[str, LoRASite]:
-        """Return the linear layers that adapters may change, by their names: all but the head."""
+        """Return the linear layers that adapters may change, by their names: all that are called but the head."""
         inner = find_causal_model(self.model)
         head = inner.get_output_embeddings()
         sites = {}
         for name, module in inner.named_modules():
-            if isinstance(module, nn.Linear) and module is not head:
+            around, _, own = name.rpartition(".")
+            called = not reads_weight(inner.get_submodule(around), own)
+            if isinstance(module, nn.Linear) and module is not head and called:
                 n, k = module.out_features, module.in_features
                 sites[name] = LoRASite(module, 0, slice(0, n), slice(0, k), (n, k))
         return sites
