@@ -80,6 +80,14 @@ def test_forms_of_the_input(service: Service, wanted: list[list[float]]) -> None
     assert is_idle(service)
 
 
+def test_texts_that_are_cut(service: Service, wanted: list[list[float]]) -> None:
+    for given in ("a" + "b" * 600, [service.llm.engine.encode("a")[0]] + [7] * 600):
+        answer = ask(service, "POST", PATH, json={"input": given, "truncate_prompt_tokens": 1}).json()
+        assert answer["data"][0]["embedding"] == wanted[2] and answer["usage"]["prompt_tokens"] == 1
+        answer = ask(service, "POST", PATH, json={"input": given, "truncate_prompt_tokens": -1}).json()
+        assert answer["usage"]["prompt_tokens"] == service.max_model_len - 1
+
+
 def test_more_inputs_than_a_step_takes(service: Service, wanted: list[list[float]]) -> None:
     answer = ask(service, "POST", PATH, json={"input": TEXTS * 7}).json()
     assert [one["embedding"] for one in answer["data"]] == wanted * 7
@@ -88,7 +96,7 @@ def test_more_inputs_than_a_step_takes(service: Service, wanted: list[list[float
 
 def test_pooling(service: Service, folder: Path) -> None:
     other = LLM(folder, progress=False)
-    for pooling in ("last", "mean", "cls"):
+    for pooling in ("last", "mean", "cls", "max", "mean_sqrt_len"):
         for normalize in (True, False):
             body = {"input": TEXTS, "pooling": pooling, "normalize": normalize}
             answer = ask(service, "POST", "/pooling", json=body).json()
@@ -123,6 +131,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "dimensions": True}, "dimensions"),
     ({"input": "a", "dimensions": 8.0}, "dimensions"),
     ({"input": "a", "dimensions": 10**30}, "dimensions"),
+    ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"input": "a", "truncate_prompt_tokens": "5"}, "truncate_prompt_tokens"),
     ({"input": "a", "stream": True}, "stream"),
     ({"input": "a", "temperature": 1}, "temperature"),
     ({"input": "a", "model": 5}, "model"),
@@ -131,7 +141,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("path", [PATH, "/pooling"])
 def test_bad_bodies(path: str, service: Service) -> None:
-    more = [({"input": "a", "pooling": "max"}, "pooling"), ({"input": "a", "normalize": 1}, "normalize")]
+    more = [({"input": "a", "pooling": "sum"}, "pooling"), ({"input": "a", "normalize": 1}, "normalize")]
     only_pooling = [({"input": "a", "pooling": "mean"}, "pooling"), ({"input": "a", "normalize": True}, "normalize")]
     for body, param in BAD + (more if path == "/pooling" else only_pooling):
         answer = ask(service, "POST", path, content=json.dumps(body), headers={"content-type": "application/json"})

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from ..engine import LoRARequest, PoolingParams, SamplingParams
+from ..engine.pooling import Pooling
 from .errors import ApiError, bad_request
 from .fields import Body, validator
 from .schemas import prompts_of
@@ -43,6 +44,7 @@ class EmbeddingsBody(Body):
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
 
     def params(self, service: Service) -> PoolingParams:
         """Return how vectors are made; ApiError for what the model does not allow, and unknown fields."""
@@ -51,7 +53,8 @@ class EmbeddingsBody(Body):
     def merged(self, service: Service, more: dict[str, Any]) -> PoolingParams:
         self.reject_unsupported()
         try:
-            return service.llm.engine.pooling.merge(dimensions=self.dimensions, **more)
+            cut = {"dimensions": self.dimensions, "truncate_prompt_tokens": self.truncate_prompt_tokens}
+            return service.llm.engine.pooling.merge(**cut, **more)  # type: ignore[arg-type]  # of other types
         except ValueError as error:
             raise bad_request(error) from None
 
@@ -66,7 +69,7 @@ class EmbeddingsBody(Body):
 class PoolingBody(EmbeddingsBody):
     """The body of /pooling."""
 
-    pooling: Literal["last", "mean", "cls"] | None = None
+    pooling: Pooling | None = None
     normalize: bool | None = None
 
     def params(self, service: Service) -> PoolingParams:
@@ -90,12 +93,15 @@ async def embed(
     """
     engine, vectors = service.llm.engine, list[Tensor]()
     size = engine.config.max_num_seqs
-    service.admit(min(len(inputs), size), SamplingParams(), "input")
-    prompts = await service.encode_all(inputs, "input")
+    service.admit(min(len(inputs), size), SamplingParams(), "input", generates=False)
+    prompts = await service.encode_all(inputs, "input", params)
     service.check_length(max(map(len, prompts)), "input")
+    order = list(range(len(prompts)))
+    if engine.is_encoder:  # texts of about one length are computed in one call
+        order.sort(key=lambda i: len(prompts[i]))
     for at in range(0, len(prompts), size):
         try:
-            requests = [engine.new_request(one, None, adapter, params) for one in prompts[at : at + size]]
+            requests = [engine.new_request(prompts[i], None, adapter, params) for i in order[at : at + size]]
         except ValueError as error:
             raise bad_request(error, prompt="input", tensor_parallel_size="model") from None
         generation = service.start_requests(requests, "input")
@@ -106,4 +112,5 @@ async def embed(
         vectors += [output.pooled for output in outputs if output.pooled is not None]
     if len(vectors) != len(prompts):
         raise ApiError(500, "the server failed; its log has the cause")
-    return Embedded(vectors, sum(map(len, prompts)))
+    found = dict(zip(order, vectors, strict=True))
+    return Embedded([found[i] for i in range(len(prompts))], sum(map(len, prompts)))

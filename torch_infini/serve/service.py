@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from .. import __version__
-from ..engine import AsyncLLM, LoRARequest, SamplingParams
+from ..engine import AsyncLLM, LoRARequest, PoolingParams, SamplingParams
 from ..engine.sequence import Request as EngineRequest
 from .errors import ApiError, bad_request, shown
 from .generation import Generation
@@ -142,19 +142,34 @@ class Service:
 
     def _too_long(self, param: str, came: str) -> ApiError:
         rule = f"the prompt's tokens and those of the output must be at most {self.max_model_len} together"
+        if self.llm.engine.is_encoder:
+            rule = f"the text's tokens must be at most {self.max_model_len}"
         return ApiError(400, f"{rule}, the context's length, got {came}", param, "context_length_exceeded")
 
-    async def encode(self, prompt: str | list[int], param: str, *, bounded: bool = True) -> list[int]:
-        """Return a prompt's tokens; ApiError if it is too long (bounded) or the tokenizer fails."""
+    async def encode(
+        self, prompt: str | list[int], param: str, *, bounded: bool = True, pooling: PoolingParams | None = None
+    ) -> list[int]:
+        """Return a prompt's tokens; ApiError if it is too long (bounded) or the tokenizer fails.
+
+        Args:
+            prompt: A text or token ids.
+            param: The field of the request that has it.
+            bounded: Whether a text that must have too many tokens is rejected before it is tokenized.
+            pooling: How its states become a vector; None: it is continued.
+        """
+        engine = self.llm.engine
         if isinstance(prompt, list):
-            return prompt
+            return prompt if pooling is None else engine.encode_pooled(prompt, pooling)
         size = bytes_in(prompt)
-        if bounded:
+        # A token of an encoder's tokenizer may be an unknown word of any length.
+        if bounded and not engine.is_encoder and (pooling is None or pooling.truncate_prompt_tokens is None):
             await self.check_text(size, param)
         try:
-            return await self.in_tokenizer(self.llm.engine.encode, prompt, size=size)
+            if pooling is not None:
+                return await self.in_tokenizer(engine.encode_pooled, prompt, pooling, size=size)
+            return await self.in_tokenizer(engine.encode, prompt, size=size)
         except ValueError as error:
-            if self.llm.engine.tokenizer is None:
+            if engine.tokenizer is None:
                 raise bad_request(error, prompt=param) from None
             rule = f"{param} must be a text that the model's tokenizer takes, got {shown(prompt)}"
             raise ApiError(400, rule, param) from None
@@ -167,9 +182,11 @@ class Service:
             raise ApiError(400, "prompt must be given, because the model has no token that begins a text", "prompt")
         return tokens[:1]
 
-    async def encode_all(self, prompts: Sequence[str | list[int]], param: str) -> list[list[int]]:
+    async def encode_all(
+        self, prompts: Sequence[str | list[int]], param: str, pooling: PoolingParams | None = None
+    ) -> list[list[int]]:
         """Return the tokens of several prompts; ApiError as encode."""
-        return [await self.encode(prompt, param) for prompt in prompts]
+        return [await self.encode(prompt, param, pooling=pooling) for prompt in prompts]
 
     async def decode(self, prompt: str | list[int]) -> str:
         """Return a prompt's text, with special tokens if it is given as tokens; "" for tokens without a tokenizer.
@@ -257,13 +274,23 @@ class Service:
         except ValueError as error:
             raise invalid_form(error, field) from None
 
-    def admit(self, prompts: int, params: SamplingParams, param: str) -> None:
+    def admit(self, prompts: int, params: SamplingParams, param: str, *, generates: bool = True) -> None:
         """Check that a request of this many prompts can be admitted, before they are tokenized.
 
+        Args:
+            prompts: Their number.
+            params: Their settings.
+            param: The field of the request that has them.
+            generates: Whether they are continued, rather than embedded.
+
         Raises:
-            ApiError: For more samples than the queue holds, a full queue, or a server that shuts down.
+            ApiError: For prompts that the model cannot continue, more samples than the queue holds, a full queue, or a
+                server that shuts down.
         """
         self.check_health()
+        if generates and self.llm.engine.is_encoder:
+            rule = "model must be a causal language model for this route, got an encoder, which has embeddings"
+            raise ApiError(400, f"{rule}: POST /v1/embeddings", "model", "unsupported_task")
         samples = prompts * params.n
         if samples > self.capacity:
             raise ApiError(400, f"{param} must ask for at most {self.capacity} samples in all, got {samples}", param)
@@ -311,12 +338,12 @@ class Service:
 
     def check_length(self, tokens: int, param: str, more: int = 1, came: str = "") -> None:
         """Raise ApiError if a prompt of so many tokens leaves no room for `more`."""
-        if tokens + more > self.max_model_len:
+        if tokens + (0 if self.llm.engine.is_encoder else more) > self.max_model_len:
             raise self._too_long(param, f"{tokens}{came}")
 
     def start_requests(self, requests: Sequence[EngineRequest], param: str) -> Generation:
         """Add requests of Engine.new_request, which have one setting, to the engine; ApiError as start."""
-        self.admit(len(requests), requests[0].params, param)
+        self.admit(len(requests), requests[0].params, param, generates=requests[0].pooling is None)
         samples = len(requests) * requests[0].params.n
         self.in_flight += samples
         try:

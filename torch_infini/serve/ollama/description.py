@@ -85,6 +85,8 @@ def describe(service: Service, name: str) -> dict[str, Any]:
 
 def capabilities(service: Service) -> list[str]:
     """Return what the model can do, by its chat template and the server's settings."""
+    if service.llm.engine.is_encoder:
+        return ["embedding"]
     try:
         takes_tools = service.reading([PROBE]).form is not None
     except ApiError:
