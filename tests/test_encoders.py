@@ -78,8 +78,8 @@ def test_lengths(folder: Path, llm: LLM) -> None:
     for wrong in (0, -2, True, 1.5, "5"):
         with pytest.raises(ValueError, match="truncate_prompt_tokens must be an integer of at least 1, -1 or None"):
             llm.embed("a", truncate_prompt_tokens=wrong)  # type: ignore[arg-type]
-    assert shortened([1, 2, 3, 9], 3, {9}) == [1, 2, 9] and shortened([1, 2, 9, 9], 2, {9}) == [1, 2]
-    assert shortened([9, 9, 9], 2, {9}) == [9, 9] and shortened([], 2, ()) == []
+    assert shortened([1, 2, 3, 9], 3, {9}) == [0, 1, 3] and shortened([1, 2, 9, 9], 2, {9}) == [0, 1]
+    assert shortened([9, 9, 9], 2, {9}) == [0, 1] and shortened([], 2, ()) == []
 
 
 def test_positions_behind_padding(tmp_path: Path) -> None:

@@ -264,9 +264,11 @@ def test_what_is_not_served_is_said(folder: Path, llm: LLM, caplog: pytest.LogCa
     with caplog.at_level(logging.INFO, "torch_infini"):
         LLM(folder, swap_space=4)
     assert "swap_space=4 changes nothing here: a preempted sequence is computed again" in caplog.text
-    for call in (llm.encode, llm.score, llm.classify):
-        with pytest.raises(NotImplementedError, match="classes and scores are not supported yet"):
-            call(PROMPTS)
+    with pytest.raises(NotImplementedError, match="states of single tokens are not returned"):
+        llm.encode(PROMPTS)
+    for call in (lambda: llm.score("a", "b"), lambda: llm.classify("a")):
+        with pytest.raises(ValueError, match="model must be a .*classifier.*, got a model without a classifier"):
+            call()
     adapter: Any = object()
     with pytest.raises(ValueError, match="enable_lora must be True for a request with an adapter"):
         llm.generate(PROMPTS, lora_request=adapter)

@@ -73,9 +73,10 @@ def save_encoder(folder: Path, family: str = "bert", head: str = "", **more: Any
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(stored))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]"} | {
-        "pad_token": "[SEP]"
-    }
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings |= {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[SEP]"}
+    types = ["token_type_ids"] if family == "bert" else []
+    settings["model_input_names"] = ["input_ids", *types, "attention_mask"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 

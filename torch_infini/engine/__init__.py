@@ -11,6 +11,8 @@ from .engine import Engine
 from .llm import LLM
 from .lora import LoRARequest
 from .outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
@@ -19,9 +21,11 @@ from .outputs import (
     RequestMetrics,
     RequestOutput,
     RequestOutputKind,
+    ScoringOutput,
+    ScoringRequestOutput,
     TokenLogprobs,
 )
-from .pooling import PoolingParams
+from .pooling import PoolingParams, ScoreParams
 from .sampler import Row, Sampled, Sampler
 from .sampling_params import SamplingParams
 from .structured_outputs import StructuredOutputsParams
@@ -30,6 +34,8 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "BlockManager",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
@@ -46,6 +52,9 @@ __all__ = [
     "Sampled",
     "Sampler",
     "SamplingParams",
+    "ScoreParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TokenLogprobs",
 ]

@@ -15,10 +15,19 @@ from typing import Any
 
 from ..distributed import Followers
 from .engine import Engine, Prompt
-from .llm import LLM, Message
+from .llm import LLM, Message, pairs_of
 from .loop_calls import LoopCalls
 from .lora import LoRARequest
-from .outputs import EmbeddingRequestOutput, Metrics, RequestOutput, RequestOutputKind, embedding_of, of_kind
+from .outputs import (
+    EmbeddingRequestOutput,
+    Metrics,
+    RequestOutput,
+    RequestOutputKind,
+    ScoringRequestOutput,
+    embedding_of,
+    of_kind,
+    score_of,
+)
 from .pooling import Pooling
 from .sampling_params import SamplingParams
 from .sequence import Request
@@ -111,6 +120,21 @@ class AsyncLLM:
         request = engine.new_request(prompt, None, lora_request, params)
         outputs = [output async for output in self._outputs(request, None, None)]
         return embedding_of(outputs[-1])
+
+    async def score(
+        self,
+        query: str,
+        document: str,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> ScoringRequestOutput:
+        """Score a document for a query with a cross-encoder; arguments and errors as LLM.score, otherwise as embed."""
+        engine = self._llm.engine
+        params = engine.score_params(use_activation, truncate_prompt_tokens, only=1)
+        [pair] = pairs_of(query, [document])
+        ids, types = engine.encode_pair(*pair, params)
+        request = engine.new_request(ids, None, None, params, types)
+        return score_of([output async for output in self._outputs(request, None, None)][-1])
 
     async def stream(
         self,

@@ -61,10 +61,13 @@ class EncoderRunner:
         copies: Sequence[tuple[int, int]] = (),
         state_copies: Sequence[tuple[int, int]] = (),
     ) -> Tensor:
-        """Compute the states of all chunks; the result is empty."""
+        """Compute the states of all chunks, or their logits [1, labels] as such; the result is empty."""
         self.states = {}  # frees the last ones before others are made
-        texts, types = [chunk.tokens for chunk in chunks], [None for _ in chunks]
-        self.states = dict(enumerate(self.model.encode(texts, types)))
+        for scored in (False, True):
+            rows = [i for i, chunk in enumerate(chunks) if chunk.scored == scored]
+            given = [chunks[i].tokens for i in rows], [chunks[i].types for i in rows]
+            found = [one[None] for one in self.model.classify(*given)] if scored else self.model.encode(*given)
+            self.states.update(zip(rows, found, strict=True))
         return torch.empty(0, 0)
 
     def set_adapter(self, slot: int, layers: Mapping[str, LoRAFactors]) -> None:

@@ -24,7 +24,7 @@ from .grammar import Grammars, Matcher
 from .lora import AdapterSlots, LoRARequest
 from .model import ServedModel, is_served_model
 from .outputs import Finish, Metrics, RequestOutput, TokenLogprobs
-from .pooling import PoolingDefaults, PoolingParams
+from .pooling import SCORE, PoolingDefaults, PoolingParams, ScoreParams
 from .runner import ChunkInput, Runner, TPRunner
 from .sampler import Row, Sampled, Sampler, log_softmax, most_likely, resolve_seeds
 from .sampling_params import SamplingParams
@@ -218,11 +218,13 @@ class Engine:
         params: SamplingParams | None = None,
         lora_request: LoRARequest | None = None,
         pooling: PoolingParams | None = None,
+        types: SequenceOf[int] | None = None,
     ) -> Request:
         """Make a Request for submit; arguments and errors are those of add.
 
-        With pooling, nothing is generated: the request's only output has the vector of its prompt. Such a request must
-        have no params, and a model on one process.
+        With pooling, nothing is generated: the request's only output has the vector of its prompt, or a classifier's
+        scores (ScoreParams). Such a request must have no params, and a model on one process. `types` are the
+        token_type_ids of the prompt, which must be token ids then.
         """
         if pooling is not None and self.model.tp_group is not None:
             raise ValueError(f"{_NAME}: tensor_parallel_size must be 1 for embeddings, got more ranks")
@@ -244,6 +246,7 @@ class Engine:
             else min(self.max_model_len, len(tokens) + params.max_tokens)
         )
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text, pooling=pooling)
+        request.types = None if types is None else list(types)
         request.switch = self.model.rotary_switch
         request.bad_words = self._tokenize_bad_words(params)
         request.matcher = self.compile_grammar(params)
@@ -359,11 +362,49 @@ class Engine:
             raise ValueError(f"{_NAME}: prompt_name must be None for token ids, got {pooling.prompt_name!r}")
         else:
             ids = list(prompt)
+        kept = self._kept(ids, pooling, isinstance(prompt, str))
+        return ids if len(kept) == len(ids) else [ids[i] for i in kept]
+
+    def _kept(self, ids: list[Any], pooling: PoolingParams, has_special: bool) -> SequenceOf[int]:
+        """Return the indices of the tokens that truncate_prompt_tokens keeps."""
         most = pooling.truncate_prompt_tokens
         if most is None:
-            return ids
-        special = getattr(self.tokenizer, "all_special_ids", ()) if isinstance(prompt, str) else ()
+            return range(len(ids))
+        special = getattr(self.tokenizer, "all_special_ids", ()) if has_special else ()
         return shortened(ids, self.max_prompt_len if most == -1 else most, special)
+
+    def encode_pair(self, first: str, second: str, pooling: PoolingParams) -> tuple[list[int], list[int] | None]:
+        """Return the tokens of two texts, as a cross-encoder reads them, and their token_type_ids, if it has some.
+
+        Where they are cut, the second loses its last tokens.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"{SCORE}: the model's folder must have a tokenizer for texts, got one without")
+        lower = self.pooling.lower
+        try:
+            # Lists, because the pair of one text and an empty one would be tokenized as the first alone.
+            pair = ([text.lower() if lower else text] for text in (first, second))
+            found: Any = self.tokenizer(*pair)
+        except Exception as error:
+            raise ValueError(f"{_NAME}: the tokenizer must encode the prompt, got {described(error)}") from error
+        ids, types = found["input_ids"][0], found.get("token_type_ids")
+        kept = self._kept(ids, pooling, True)
+        return [ids[i] for i in kept], None if types is None else [types[0][i] for i in kept]
+
+    def score_params(
+        self, use_activation: bool | None = None, truncate_prompt_tokens: int | None = None, only: int | None = None
+    ) -> ScoreParams:
+        """Return the settings of a request for scores; arguments as PoolingDefaults.scores.
+
+        Raises:
+            ValueError: For a model that is no classifier, or has another number of labels than `only`.
+        """
+        labels = self.model.labels if isinstance(self.model, Encoder) else 0
+        if not labels or only not in (None, labels):
+            rule = "a classifier" if only is None else "a cross-encoder, a classifier with one label"
+            came = f"{labels} labels" if labels else "a model without a classifier"
+            raise ValueError(f"{SCORE}: model must be {rule} (...ForSequenceClassification), got {came}")
+        return self.pooling.scores(labels, use_activation, truncate_prompt_tokens)
 
     def _checked(self, prompt: Iterable[Any], params: SamplingParams) -> list[int]:
         """Return the prompt's ids as plain integers; ValueError if the request cannot be served."""
@@ -568,7 +609,8 @@ class Engine:
             error = f"{_NAME}: dimensions must be at most {size}, the model's hidden size, got {params.dimensions}"
             self._finish(sequence, Finish.ERROR, error=error)
         elif not bool(request.pooled.isfinite().all()):
-            self._finish(sequence, Finish.ERROR, error=f"{_NAME}: the prompt's embedding must be finite, got another")
+            what = "scores" if isinstance(params, ScoreParams) else "embedding"
+            self._finish(sequence, Finish.ERROR, error=f"{_NAME}: the prompt's {what} must be finite, got another")
         else:
             self._finish(sequence, Finish.STOP)
 
@@ -725,12 +767,12 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def shortened(ids: list[Any], most: int, special: Collection[int]) -> list[Any]:
-    """Return the first of a text's tokens, at most this many, with the special tokens at its end."""
+def shortened(ids: SequenceOf[Any], most: int, special: Collection[int]) -> list[int]:
+    """Return the indices of a text's first tokens, at most this many, and of the special ones at its end."""
     if len(ids) <= most:
-        return ids
+        return list(range(len(ids)))
     end = next((i for i, token in enumerate(reversed(ids)) if token not in special), 0)
-    return ids[: most - end] + ids[len(ids) - end :] if end < most else ids[:most]
+    return list(range(most)) if end >= most else [*range(most - end), *range(len(ids) - end, len(ids))]
 
 
 def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
@@ -754,4 +796,6 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
         request.pooling is not None,
         sequence.is_long,
         sequence.state,
+        request.types,
+        isinstance(request.pooling, ScoreParams),
     )

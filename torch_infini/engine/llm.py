@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,18 @@ from .engine import Engine, Prompt, described
 from .loading import load_served
 from .lora import LoRARequest
 from .memory import cache_bytes_of
-from .outputs import EmbeddingRequestOutput, Metrics, RequestOutput, embedding_of, of_kind
-from .pooling import Pooling, PoolingParams
+from .outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    Metrics,
+    RequestOutput,
+    ScoringRequestOutput,
+    classes_of,
+    embedding_of,
+    of_kind,
+    score_of,
+)
+from .pooling import SCORE, Pooling
 from .sampling_params import SamplingParams
 from .sequence import Request
 from .vllm_arguments import engine_config
@@ -30,7 +40,7 @@ from .vllm_arguments import engine_config
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Output = TypeVar("Output", RequestOutput, EmbeddingRequestOutput)
+Output = TypeVar("Output")
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 _CHAT = "torch_infini.LLM.chat"
 _MESSAGES = 'messages must be a list of mappings, {"role": ..., "content": ...}, at least one'
@@ -295,20 +305,98 @@ class LLM:
         params = self.engine.pooling.merge(pooling, normalize, dimensions, truncate_prompt_tokens, prompt_name)
         rows = prompts_of(prompts)
         adapters = adapters_of(lora_request, len(rows))
-        return list(with_progress(self._embedded(rows, params, adapters), len(rows), use_tqdm))
 
-    def _embedded(
-        self, rows: SequenceOf[Prompt], params: PoolingParams, adapters: SequenceOf[LoRARequest | None]
-    ) -> Iterator[EmbeddingRequestOutput]:
+        def make(i: int) -> Request:
+            return self.engine.new_request(rows[i], None, adapters[i], params)
+
+        return list(with_progress(self._pooled(make, len(rows), embedding_of), len(rows), use_tqdm))
+
+    def score(
+        self,
+        queries: str | SequenceOf[str],
+        documents: str | SequenceOf[str],
+        use_tqdm: bool | None = None,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Score documents for queries with a cross-encoder, which reads both texts at once.
+
+        Args:
+            queries: One text for all documents, or one for each.
+            documents: One text or several.
+            use_tqdm: As generate.
+            use_activation: False: logits; None: as True, what the folder's activation makes of them, or the sigmoid.
+            truncate_prompt_tokens: As embed; a document loses its last tokens.
+
+        Returns:
+            One output for each document, in their order.
+
+        Raises:
+            ValueError: For a model that is no classifier with one label, or texts that cannot be served.
+            RuntimeError: If a step failed.
+
+        Example:
+            >>> llm = torch_infini.LLM("path/to/ms-marco-MiniLM-L6-v2")
+            >>> [output.outputs.score for output in llm.score("How tall is it?", ["It is 5 m tall.", "It is red."])]
+        """
+        params = self.engine.score_params(use_activation, truncate_prompt_tokens, only=1)
+        pairs = pairs_of(queries, documents)
+
+        def make(i: int) -> Request:
+            ids, types = self.engine.encode_pair(*pairs[i], params)
+            return self.engine.new_request(ids, None, None, params, types)
+
+        return list(with_progress(self._pooled(make, len(pairs), score_of), len(pairs), use_tqdm))
+
+    def classify(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        use_tqdm: bool | None = None,
+        use_activation: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Compute the probabilities of a classifier's labels for each prompt.
+
+        Args:
+            prompts, use_tqdm: As generate.
+            use_activation: False: logits; None: as True, their softmax, or sigmoids where labels do not exclude each
+                other or there is one.
+            truncate_prompt_tokens: As embed.
+
+        Returns:
+            One output for each prompt, in their order.
+
+        Raises:
+            ValueError: For a model that is no classifier, or prompts that cannot be served.
+            RuntimeError: If a step failed.
+        """
+        params = self.engine.score_params(use_activation, truncate_prompt_tokens)
+        rows = prompts_of(prompts)
+
+        def make(i: int) -> Request:
+            return self.engine.new_request(rows[i], None, None, params)
+
+        return list(with_progress(self._pooled(make, len(rows), classes_of), len(rows), use_tqdm))
+
+    def _pooled(
+        self, make: Callable[[int], Request], count: int, convert: Callable[[RequestOutput], Output]
+    ) -> Iterator[Output]:
+        """Yield the outputs of requests that generate nothing, in order.
+
+        Args:
+            make: Returns the request of an index; ValueError for one that cannot be served.
+            count: The number of requests.
+            convert: Applied to each output.
+        """
         requests: list[Request] = []
-        for i, (prompt, adapter) in enumerate(zip(rows, adapters, strict=True)):
+        for i in range(count):
             try:
                 with self._lock:
-                    requests.append(self.engine.new_request(prompt, None, adapter, params))
+                    requests.append(make(i))
             except ValueError as error:
                 raise ValueError(f"{error} (prompt {i})") from None
         # An encoder pads the texts of a step to one length, so that those of about one length come together.
-        order = list(range(len(requests)))
+        order = list(range(count))
         if self.engine.is_encoder:
             order.sort(key=lambda i: len(requests[i].prompt))
         readers: dict[int, _Reader] = {}
@@ -316,17 +404,15 @@ class LLM:
             for i in order:
                 readers[i] = self._add(requests[i], keep=1)
             for _, reader in sorted(readers.items()):
-                yield embedding_of(deque(self._outputs(reader), maxlen=1).pop())
+                yield convert(deque(self._outputs(reader), maxlen=1).pop())
         finally:
             self._drop(list(readers.values()))
 
     def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise NotImplementedError: the engine computes no classes or scores; embeddings are those of embed."""
+        """Raise NotImplementedError: states of single tokens are not returned; embeddings are those of embed."""
         raise NotImplementedError(
-            "torch_infini.LLM: models generate and embed (LLM.embed); classes and scores are not supported yet"
+            "torch_infini.LLM: models generate, embed, score and classify; states of single tokens are not returned"
         )
-
-    classify = score = encode
 
     def chat_prompts(
         self,
@@ -511,6 +597,20 @@ def with_progress(outputs: Iterator[Output], count: int, use_tqdm: bool | None) 
     if use_tqdm is False or (use_tqdm is None and count < 2):
         return outputs
     return track(outputs, "prompts", [1] * count)
+
+
+def pairs_of(queries: Any, documents: Any) -> list[tuple[str, str]]:
+    """Return the pairs of a query for all documents, or one for each; ValueError for anything else."""
+    lists = [[given] if isinstance(given, str) else given for given in (queries, documents)]
+    for name, texts in zip(("queries", "documents"), lists, strict=True):
+        if not isinstance(texts, SequenceOf) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{SCORE}: {name} must be a text or a list of texts, got {texts!r}")
+    first, second = lists
+    if len(first) not in (1, len(second)):
+        raise ValueError(
+            f"{SCORE}: queries must be one for all or one for each of {len(second)} documents, got {len(first)}"
+        )
+    return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
 
 
 def prompts_of(given: Any) -> SequenceOf[Prompt]:

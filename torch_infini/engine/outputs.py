@@ -216,12 +216,82 @@ class EmbeddingRequestOutput:
     num_cached_tokens: int = 0
 
 
-def embedding_of(output: RequestOutput) -> EmbeddingRequestOutput:
-    """Return the embedding of a finished request with pooling; RuntimeError if it failed."""
+@dataclass(frozen=True)
+class ScoringOutput:
+    """How well a document answers a query.
+
+    Attributes:
+        score: From 0 to 1, unless the model's folder names another activation than the sigmoid.
+    """
+
+    score: float
+
+
+@dataclass(frozen=True)
+class ScoringRequestOutput:
+    """The score of a pair of texts, named as in vLLM.
+
+    Attributes:
+        request_id: The request's id.
+        outputs: The score.
+        prompt_token_ids: The tokens of both texts.
+        finished: True.
+    """
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(frozen=True)
+class ClassificationOutput:
+    """The probabilities of a classifier's labels.
+
+    Attributes:
+        probs: One for each label.
+    """
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of labels."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True)
+class ClassificationRequestOutput:
+    """The labels of a text, named as in vLLM; the other attributes as ScoringRequestOutput's."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+def score_of(output: RequestOutput) -> ScoringRequestOutput:
+    """Return the score of a finished request with ScoreParams; RuntimeError if it failed."""
+    return ScoringRequestOutput(output.request_id, ScoringOutput(pooled_of(output).item()), output.prompt_token_ids)
+
+
+def classes_of(output: RequestOutput) -> ClassificationRequestOutput:
+    """Return the probabilities of a finished request with ScoreParams; RuntimeError if it failed."""
+    probs = ClassificationOutput(pooled_of(output).tolist())
+    return ClassificationRequestOutput(output.request_id, probs, output.prompt_token_ids)
+
+
+def pooled_of(output: RequestOutput) -> Tensor:
+    """Return the vector of a finished request with pooling; RuntimeError if it failed."""
     error = output.outputs[0].error
     if output.pooled is None or error is not None:
         raise RuntimeError(error or "torch_infini.LLM.embed: the request must be finished, got a cancelled one")
-    vector = EmbeddingOutput(output.pooled.tolist())
+    return output.pooled
+
+
+def embedding_of(output: RequestOutput) -> EmbeddingRequestOutput:
+    """Return the embedding of a finished request with pooling; RuntimeError if it failed."""
+    vector = EmbeddingOutput(pooled_of(output).tolist())
     return EmbeddingRequestOutput(
         output.request_id, vector, output.prompt_token_ids, num_cached_tokens=output.num_cached_tokens
     )

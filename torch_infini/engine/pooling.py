@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-NAME = "torch_infini.LLM.embed"
+NAME, SCORE = "torch_infini.LLM.embed", "torch_infini.LLM.score"
 Pooling = Literal["last", "mean", "cls", "max", "mean_sqrt_len"]
 KINDS: tuple[str, ...] = get_args(Pooling)
 # Modes of sentence-transformers' Pooling that are served.
@@ -125,6 +125,31 @@ class PoolingParams:
         return vector / length if self.normalize and length > 0 else vector.clone()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreParams(PoolingParams):
+    """How a classifier's logits become scores, in float32; the other settings but truncate_prompt_tokens are unused.
+
+    Args:
+        activation: Applied to the logits [labels].
+    """
+
+    activation: torch.nn.Module = field(default_factory=torch.nn.Identity)
+
+    @property
+    def reuses_prefix(self) -> bool:
+        return False
+
+    def add(self, pooled: Tensor | None, start: int, states: Tensor) -> Tensor:
+        """Return the logits [labels] of a text, whose chunk is whole; `states` are [1, labels]."""
+        return states[-1].float()
+
+    def finish(self, pooled: Tensor, tokens: int, dense: tuple[Dense, ...] = ()) -> Tensor:
+        """Return the scores [labels], on the CPU."""
+        with torch.inference_mode():
+            found: Tensor = self.activation(pooled.cpu())
+        return found.clone()
+
+
 @dataclass(frozen=True)
 class PoolingDefaults:
     """What a model's folder says of its embeddings.
@@ -139,6 +164,8 @@ class PoolingDefaults:
         prompt_name: Which of them texts get that do not say; None: none.
         max_seq_length: The most tokens of a text; None: what the model takes.
         lower: Whether texts are lowered before they are tokenized.
+        activation: Of the logits of a classifier with one label, by the name of torch's module; None: Sigmoid.
+        is_multi_label: Whether the labels of a classifier exclude each other not.
     """
 
     params: PoolingParams = PoolingParams()
@@ -151,6 +178,34 @@ class PoolingDefaults:
     prompt_name: str | None = None
     max_seq_length: int | None = None
     lower: bool = False
+    activation: str | None = None
+    is_multi_label: bool = False
+
+    def scores(
+        self, labels: int, use_activation: bool | None = None, truncate_prompt_tokens: int | None = None
+    ) -> ScoreParams:
+        """Return the settings of a request for a classifier's scores.
+
+        Args:
+            labels: The number of its labels.
+            use_activation: Whether logits become probabilities (or what the folder's activation makes of them); None:
+                True.
+            truncate_prompt_tokens: As PoolingParams.
+        """
+        if use_activation not in (None, True, False):
+            raise ValueError(f"{SCORE}: use_activation must be True, False or None, got {use_activation!r}")
+        made: torch.nn.Module = torch.nn.Softmax(-1)
+        if use_activation is False:
+            made = torch.nn.Identity()
+        elif labels == 1:
+            name = self.activation or "Sigmoid"
+            if name not in _ACTIVATIONS:
+                known = ", ".join(_ACTIVATIONS)
+                raise ValueError(f"{SCORE}: use_activation must be False, for the folder's is none of {known}: {name}")
+            made = _ACTIVATIONS[name]()
+        elif self.is_multi_label:
+            made = torch.nn.Sigmoid()
+        return ScoreParams(truncate_prompt_tokens=truncate_prompt_tokens, activation=made)
 
     def prepare(self, text: str, prompt_name: str | None = None) -> str:
         """Return a text as it is tokenized: with its beginning, lowered if the model's folder says so.
@@ -212,6 +267,8 @@ def pooling_defaults(folder: Path, is_encoder: bool = False) -> PoolingDefaults:
     may_cut = config.get("is_matryoshka") is True and not dimensions
     params = PoolingParams(pooling="mean" if is_encoder else "last")
     base = PoolingDefaults(params, may_cut, dimensions, width if type(width) is int else None)
+    multi = config.get("problem_type") == "multi_label_classification"
+    base = replace(base, activation=_activation_of(folder, config), is_multi_label=multi)
     modules = _read(folder / "modules.json")
     if not isinstance(modules, list):
         return base
@@ -242,6 +299,16 @@ def pooling_defaults(folder: Path, is_encoder: bool = False) -> PoolingDefaults:
     if dense and unsupported is None:
         base = replace(base, dense=tuple(dense), hidden_size=len(dense[-1].weight))
     return base
+
+
+def _activation_of(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Return the name of a cross-encoder's activation, as sentence-transformers stores it; None: it names none."""
+    stored, named = config.get("sentence_transformers"), _read(folder / "config_sentence_transformers.json")
+    for values, key in ((stored, "activation_fn"), (config, "sbert_ce_default_activation_function")):
+        if isinstance(values, dict) and isinstance(values.get(key), str):
+            return str(values[key]).rpartition(".")[2]
+    given = named.get("activation_fn") if isinstance(named, dict) else None
+    return given.rpartition(".")[2] if isinstance(given, str) else None
 
 
 def _text_settings(folder: Path) -> dict[str, Any]:

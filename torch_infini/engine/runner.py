@@ -37,6 +37,8 @@ class ChunkInput(NamedTuple):
         pooled: Whether its hidden states are needed, and no logits.
         is_long: Whether the sequence is long from its first token on, for the model's RotarySwitch.
         state: The sequence's row among the model's states; negative: the model keeps none.
+        types: The token_type_ids of its tokens; None: zeros. Of encoders alone.
+        scored: Whether a classifier's logits are needed, and no hidden states.
     """
 
     tokens: list[int]
@@ -48,6 +50,8 @@ class ChunkInput(NamedTuple):
     pooled: bool = False
     is_long: bool = False
     state: int = -1
+    types: list[int] | None = None
+    scored: bool = False
 
 
 class Runner:
@@ -150,7 +154,7 @@ class Runner:
         starts = [0]
         of_tokens: list[int] = []
         switch = self.model.rotary_switch
-        for new, start, blocks, _, _, adapter, _, is_long, _ in chunks:
+        for new, start, blocks, _, _, adapter, _, is_long, *_ in chunks:
             of_tokens += [adapter] * len(new)
             end = start + len(new)
             tokens += new
@@ -182,7 +186,7 @@ class Runner:
         if step.states is not None:
             step.states.copy_(torch.tensor([chunk.state for chunk in chunks]))
         columns, switch = [], self.model.rotary_switch
-        for row, ((token,), start, blocks, *_, is_long, _) in enumerate(chunks):
+        for row, ((token,), start, blocks, _, _, _, _, is_long, *_) in enumerate(chunks):
             if self._table_rows[row] != blocks:
                 self._table_rows[row] = []  # if the next line is interrupted, the row's content is unknown
                 step.tables[row, : len(blocks)] = torch.tensor(blocks)

@@ -57,6 +57,7 @@ class Request:
         adapter: Its adapter, or None.
         switch: The model's RotarySwitch.
         pooling: How its prompt becomes a vector; None: tokens are generated.
+        types: The token_type_ids of its tokens, where they are not zeros; else None.
         pooled: What is kept of the states of its tokens; at the end the vector.
         prompt_logprobs: Of the prompt's tokens by position, if requested, as far as computed.
         last_output: The output that was returned last, or None.
@@ -77,6 +78,7 @@ class Request:
     adapter: Adapter | None = None
     switch: RotarySwitch | None = None
     pooling: PoolingParams | None = None
+    types: list[int] | None = None
     pooled: Tensor | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     last_output: RequestOutput | None = None
