@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import math
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -127,3 +129,96 @@ def test_texts_of_many_clients_share_steps(service: Service, wanted: list[list[f
     with serving(service) as url, ThreadPoolExecutor(32) as threads:
         assert is_near(list(threads.map(send, range(64))), wanted * 16)
     assert service.llm.metrics().steps - steps < 64
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = save_encoder(tmp_path_factory.mktemp("ranker"), "bert", "ForSequenceClassification", num_labels=1)
+    with_head = AsyncLLM(folder, max_num_seqs=4, progress=False)
+    yield service_of(with_head, max_queue=100)
+    with_head.close()
+
+
+@pytest.fixture(scope="module")
+def scores(ranker: Service) -> list[float]:
+    """Of another engine with the same model."""
+    folder = ranker.llm.engine.model.model.name_or_path  # type: ignore[attr-defined]
+    return [one.outputs.score for one in LLM(folder, progress=False).score("how tall", TEXTS)]
+
+
+def test_scores(ranker: Service, scores: list[float]) -> None:
+    bodies = ({"text_1": "how tall", "text_2": TEXTS}, {"queries": ["how tall"] * 4, "documents": TEXTS, "user": "me"})
+    for path in ("/score", "/v1/score"):
+        for body in bodies:
+            answer = ask(ranker, "POST", path, json=body).json()
+            assert is_near([[one["score"] for one in answer["data"]]], [scores])
+            assert [(one["index"], one["object"]) for one in answer["data"]] == [(i, "score") for i in range(4)]
+            assert answer["id"].startswith("score-") and answer["object"] == "list" and answer["model"] == MODEL
+    tokens = sum(len(ranker.llm.engine.encode("how tall")) + len(text.encode()) + 1 for text in TEXTS)
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    plain = ask(ranker, "POST", "/score", json={"text_1": "a", "text_2": "b", "use_activation": False}).json()
+    sigmoid = ask(ranker, "POST", "/score", json={"text_1": "a", "text_2": "b"}).json()["data"][0]["score"]
+    assert abs(1 / (1 + math.exp(-plain["data"][0]["score"])) - sigmoid) < 1e-6
+    assert ranker.in_flight == 0
+
+
+def test_rerank(ranker: Service, scores: list[float]) -> None:
+    order = sorted(range(4), key=lambda i: -scores[i])
+    body: dict[str, Any] = {"query": "how tall", "documents": TEXTS}
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        answer = ask(ranker, "POST", path, json=body).json()
+        assert [one["index"] for one in answer["results"]] == order and answer["id"].startswith("rerank-")
+        assert is_near([[one["relevance_score"] for one in answer["results"]]], [[scores[i] for i in order]])
+        assert [one["document"]["text"] for one in answer["results"]] == [TEXTS[i] for i in order]
+    objects = {"query": "how tall", "documents": [{"text": text} for text in TEXTS], "top_n": 2}
+    answer = ask(ranker, "POST", "/rerank", json={**objects, "return_documents": False}).json()
+    assert [set(one) for one in answer["results"]] == [{"index", "relevance_score"}] * 2
+    many = ask(ranker, "POST", "/rerank", json={"query": "a", "documents": TEXTS * 9, "top_n": 0}).json()
+    assert sorted(one["index"] for one in many["results"]) == list(range(36))
+    cut = {"query": "a", "documents": ["b" * 999], "truncate_prompt_tokens": -1}
+    assert ask(ranker, "POST", "/rerank", json=cut).json()["usage"]["total_tokens"] == 130
+
+
+def test_bad_bodies_of_scores(ranker: Service) -> None:
+    pair: dict[str, Any] = {"text_1": "a", "text_2": "b"}
+    rank: dict[str, Any] = {"query": "a", "documents": ["b"]}
+    for path, body, param in (
+        ("/score", {}, "text_1"),
+        ("/score", {"text_1": "a"}, "text_2"),
+        ("/score", {"queries": "a"}, "documents"),
+        ("/score", {"documents": ["a"]}, "queries"),
+        ("/score", {**pair, "queries": "a", "documents": "b"}, "text_1"),
+        ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
+        ("/score", {"text_1": [], "text_2": ["c"]}, "text_1"),
+        ("/score", {"text_1": 5, "text_2": ["c"]}, "text_1"),
+        ("/score", {"text_1": "a", "text_2": [[5]]}, "text_2"),
+        ("/score", {"text_1": "a", "text_2": "\ud800"}, "text_2"),
+        ("/score", {"text_1": "a", "text_2": ["b"] * 2049}, "text_2"),
+        ("/score", {**pair, "use_activation": 1}, "use_activation"),
+        ("/score", {**pair, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("/score", {**pair, "stream": True}, "stream"),
+        ("/score", {"text_1": "a", "text_2": "b" * 200}, "text_2"),
+        ("/rerank", {}, "query"),
+        ("/rerank", {**rank, "query": ["a"]}, "query"),
+        ("/rerank", {**rank, "documents": "b"}, "documents"),
+        ("/rerank", {**rank, "documents": []}, "documents"),
+        ("/rerank", {**rank, "documents": [{"title": "b"}]}, "documents"),
+        ("/rerank", {**rank, "documents": ["b" * 200]}, "documents"),
+        ("/rerank", {**rank, "top_n": -1}, "top_n"),
+        ("/rerank", {**rank, "top_n": True}, "top_n"),
+        ("/rerank", {**rank, "return_documents": "no"}, "return_documents"),
+    ):
+        answer = ask(ranker, "POST", path, content=json.dumps(body), headers={"content-type": "application/json"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param), (body, error)
+        assert error["message"].startswith(param) or error["code"] == "context_length_exceeded", error
+    assert ask(ranker, "POST", "/score", json={**pair, "model": "other"}).status_code == 404
+    assert ranker.in_flight == 0 and ranker.llm.engine.is_idle
+
+
+def test_scores_of_other_models(service: Service) -> None:
+    for path, body in (("/score", {"text_1": "a", "text_2": "b"}), ("/rerank", {"query": "a", "documents": ["b"]})):
+        answer = ask(service, "POST", path, json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "model")
+        assert error["message"].startswith("model must be a cross-encoder, a classifier with one label")

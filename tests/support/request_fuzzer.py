@@ -53,6 +53,8 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": ITEMS, "max_output_tokens": 16, "stream": True, "store": False}),
     ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}),
     ("/pooling", {"input": [[1, 2, 3]], "pooling": "mean", "normalize": True}),
+    ("/score", {"text_1": "a", "text_2": ["b", "c"]}),
+    ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
     (
         "/v1/messages",
         {

@@ -2,7 +2,7 @@
 
 create_app makes the application, run_server serves it. To read the code: settings.py, app.py, routes/, schemas.py,
 service.py, generation.py, metrics.py, request_log.py, reading.py, parsers/, answers.py, streaming.py, embeddings.py,
-lifecycle.py.
+scores.py, lifecycle.py.
 """
 
 try:

@@ -76,6 +76,13 @@ class PoolingBody(EmbeddingsBody):
         return self.merged(service, {"pooling": self.pooling, "normalize": self.normalize})
 
 
+class Tokens(NamedTuple):
+    """The tokens of a text, and of a pair of texts their token_type_ids, where the model has some."""
+
+    ids: list[int]
+    types: list[int] | None = None
+
+
 class Embedded(NamedTuple):
     """The vectors of inputs, and the number of their tokens."""
 
@@ -91,26 +98,42 @@ async def embed(
     Raises:
         ApiError: For an input that cannot be served, a full queue, a server that shuts down, or a step that failed.
     """
-    engine, vectors = service.llm.engine, list[Tensor]()
-    size = engine.config.max_num_seqs
-    service.admit(min(len(inputs), size), SamplingParams(), "input", generates=False)
+    service.admit(min(len(inputs), service.llm.engine.config.max_num_seqs), SamplingParams(), "input", generates=False)
     prompts = await service.encode_all(inputs, "input", params)
-    service.check_length(max(map(len, prompts)), "input")
-    order = list(range(len(prompts)))
+    return await compute(service, [Tokens(ids) for ids in prompts], params, "input", adapter)
+
+
+async def compute(
+    service: Service, texts: Sequence[Tokens], params: PoolingParams, param: str, adapter: LoRARequest | None = None
+) -> Embedded:
+    """Return the vectors, or with ScoreParams the scores, of tokenized texts; ApiError as embed.
+
+    Args:
+        service: Computes them, as many at a time as a step of the engine takes.
+        texts: At least one.
+        params: Of all texts.
+        param: The field of the request that has them.
+        adapter: The adapter of all texts, or None.
+    """
+    engine, found = service.llm.engine, dict[int, Tensor]()
+    size = engine.config.max_num_seqs
+    service.check_length(max(len(text.ids) for text in texts), param)
+    order = list(range(len(texts)))
     if engine.is_encoder:  # texts of about one length are computed in one call
-        order.sort(key=lambda i: len(prompts[i]))
-    for at in range(0, len(prompts), size):
+        order.sort(key=lambda i: len(texts[i].ids))
+    for at in range(0, len(texts), size):
+        part = order[at : at + size]
         try:
-            requests = [engine.new_request(prompts[i], None, adapter, params) for i in order[at : at + size]]
+            requests = [engine.new_request(texts[i].ids, None, adapter, params, texts[i].types) for i in part]
         except ValueError as error:
-            raise bad_request(error, prompt="input", tensor_parallel_size="model") from None
-        generation = service.start_requests(requests, "input")
+            raise bad_request(error, prompt=param, tensor_parallel_size="model") from None
+        generation = service.start_requests(requests, param)
         try:
             outputs = await generation.finish()
         finally:
             generation.close()
-        vectors += [output.pooled for output in outputs if output.pooled is not None]
-    if len(vectors) != len(prompts):
-        raise ApiError(500, "the server failed; its log has the cause")
-    found = dict(zip(order, vectors, strict=True))
-    return Embedded([found[i] for i in range(len(prompts))], sum(map(len, prompts)))
+        vectors = [output.pooled for output in outputs if output.pooled is not None]
+        if len(vectors) != len(part):
+            raise ApiError(500, "the server failed; its log has the cause")
+        found.update(zip(part, vectors, strict=True))
+    return Embedded([found[i] for i in range(len(texts))], sum(len(text.ids) for text in texts))
