@@ -18,6 +18,7 @@ import transformers
 
 from support.encoders import CLS, FAMILIES, SEP, VOCABULARY, reference, save_encoder, save_modules
 from torch_infini import LLM, AsyncLLM, patch_model, save_patched
+from torch_infini.__main__ import main
 from torch_infini.engine import EmbeddingRequestOutput
 from torch_infini.engine.engine import shortened
 from torch_infini.engine.pooling import KINDS, pooling_defaults
@@ -62,6 +63,18 @@ def test_embeddings_are_those_of_transformers(family: str, tmp_path: Path) -> No
     assert llm.engine.is_idle and metrics.free_blocks == metrics.blocks and metrics.generated_tokens == 0
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "family, pads", [("albert", True), ("camembert", True), ("deberta-v2", True), ("nomic_bert", True), ("fnet", False)]
+)
+def test_other_families(family: str, pads: bool, tmp_path: Path) -> None:
+    """Among them one that mixes padding into its states, so that only texts of one length share a call."""
+    llm = LLM(save_encoder(tmp_path, family), progress=False)
+    assert llm.engine.model.pads is pads  # type: ignore[attr-defined]
+    for prompt, vector in zip(PROMPTS, vectors(llm.embed(PROMPTS)), strict=True):
+        close(vector, reference(tmp_path, prompt, "mean"))
+
+
 def test_lengths(folder: Path, llm: LLM) -> None:
     """Positions that begin behind padding's leave fewer; the longest text fills them all."""
     assert llm.engine.max_model_len == 130
@@ -97,6 +110,7 @@ def test_batches_have_little_padding() -> None:
             tokens = sum(lengths[i] for i in batch)
             assert max(lengths[i] for i in batch) * len(batch) - tokens <= max(16, tokens / 8)
     assert list(batches([])) == [] and list(batches([5])) == [[0]] and len(list(batches([7] * 50))) == 1
+    assert list(batches([5, 7, 5, 6], False)) == [[1], [3], [0, 2]]
 
 
 def test_what_cannot_be_done(folder: Path, llm: LLM) -> None:
@@ -124,6 +138,13 @@ def test_what_cannot_be_done(folder: Path, llm: LLM) -> None:
         with pytest.raises(ValueError, match="at least one token|token ids"):
             llm.embed([prompt] if prompt == [] else prompt)  # type: ignore[arg-type, list-item]
     assert llm.embed([]) == [] and llm.engine.is_idle
+
+
+@pytest.mark.parametrize("command", ["bench", "chat", "generate --prompt a"])
+def test_commands_that_generate(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--model", str(folder)]) != 0
+    error = capsys.readouterr().err
+    assert "model must be a causal language model to generate text, got an encoder (bert)" in error
 
 
 def test_folders_that_lack_tensors(folder: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def save_encoder(folder: Path, family: str = "bert", head: str = "", **more: Any
         **more: Entries of its config.
     """
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{**BERT, **FAMILIES[family], **more})
+    config = AutoConfig.for_model(family, **{**BERT, **FAMILIES.get(family, {}), **more})
     kind = getattr(transformers, f"AutoModel{head}")
     model = kind.from_config(config).float()
     for name, parameter in model.named_parameters():

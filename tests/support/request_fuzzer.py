@@ -37,6 +37,8 @@ ITEMS = [
     {"type": "function_call_output", "call_id": "c1", "output": "warm"},
 ]
 # (route, a valid body): several for the routes with many fields.
+# Routes of cross-encoders: a model that generates answers them with status 400.
+SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
 VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES, **FEW, "logprobs": True, "top_logprobs": 2, "n": 2}),
     ("/v1/chat/completions", {"messages": HISTORY, **FEW, "stream": True, "stream_options": {"include_usage": True}}),
@@ -53,8 +55,8 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/responses", {"input": ITEMS, "max_output_tokens": 16, "stream": True, "store": False}),
     ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}),
     ("/pooling", {"input": [[1, 2, 3]], "pooling": "mean", "normalize": True}),
-    ("/score", {"text_1": "a", "text_2": ["b", "c"]}),
-    ("/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
+    *((path, {"text_1": "a", "text_2": ["b", "c"]}) for path in ("/score", "/v1/score")),
+    *((path, {"query": "a", "documents": ["b", {"text": "c"}]}) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     (
         "/v1/messages",
         {

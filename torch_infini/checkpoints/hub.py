@@ -11,7 +11,8 @@ from pathlib import Path
 from .method import NAME
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_FILES = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja"]  # no weights in other formats
+# No weights in other formats, but for the small layers of sentence-transformers.
+_FILES = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja", "*_Dense/pytorch_model.bin"]
 
 
 def is_hub_name(name: str) -> bool:

@@ -48,10 +48,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
-    """Load an LLM from the arguments; CommandError if that fails."""
+    """Load an LLM that generates from the arguments; CommandError if that fails."""
     from ..engine import LLM
 
-    return make(LLM, arguments, settings)
+    llm = make(LLM, arguments, settings)
+    try:
+        llm.engine.check_generates()
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    return llm
 
 
 def load_async(arguments: argparse.Namespace, **settings: Any) -> AsyncLLM:

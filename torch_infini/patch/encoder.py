@@ -5,6 +5,7 @@ whole texts, and scores of classifiers. Nothing is cached.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from ..checkpoints import Activations, read_object
 from ..ops import FLOATS
 from . import is_patched, load_patched, patch_model
+from .checks.probe import HALF
+from .checks.trial import rms
 from .files.folder import DESCRIPTION
 
 _NAME = "torch_infini.LLM"
@@ -26,6 +29,7 @@ _CLASSIFIER = "ForSequenceClassification"
 _POSITIONS = 1 << 17  # of a model whose config names none
 # Padding of a batch: at most this share of its tokens, or this many tokens. A call of the model costs as much as some.
 _PADDING, _FEW = 1 / 8, 16
+_logger = logging.getLogger("torch_infini")
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,14 @@ class EncoderModel:
         config: Its EncoderConfig.
         dtype, device: Of its parameters.
         labels: The number of a classifier's labels; 0: it classifies nothing.
+        pads: Whether texts of several lengths may share a call: padding changes no state.
         bytes_per_step: Bytes of weights that a step reads.
 
     The others are constants that engine/model.py explains.
 
     Raises:
-        ValueError: For a model that is not loaded, on several devices or of a dtype without kernels.
+        ValueError: For a model that is not loaded, on several devices, of a dtype without kernels, or whose forward
+            gives no state for each token.
     """
 
     tp_group = None
@@ -83,8 +89,30 @@ class EncoderModel:
         self.labels = config.num_labels if type(model).__name__.endswith(_CLASSIFIER) else 0
         heads = int(getattr(config, "num_attention_heads", 1))
         kind, positions = config.model_type, positions_of(base)
-        self.config = EncoderConfig(kind, len(table), positions, heads, heads, config.bos_token_id)
+        self.config = EncoderConfig(kind, len(table), positions, heads, heads, getattr(config, "bos_token_id", None))
         self.bytes_per_step = sum(tensor.nbytes for tensor in tensors.values()) - table.nbytes
+        self.pads = True
+        self.pads = self._try()
+
+    def _try(self) -> bool:
+        """Compute two texts alone and padded to one length; return whether their states are the same."""
+        tokens = [2 + i % max(1, self.config.vocab_size - 2) for i in range(12)]
+        texts = [tokens, tokens[:5]]
+        try:
+            alone = [self.encode([text], [None])[0].float() for text in texts]
+            padded = self.encode(texts, [None, None])
+        except Exception as error:  # a forward that needs other arguments may raise anything
+            cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise ValueError(
+                f"{_NAME}: {type(self.model).__name__} cannot be served: its forward needs more than tokens: {cause}"
+            ) from error
+        if any(len(states) != len(text) for states, text in zip(alone, texts, strict=True)):
+            raise ValueError(f"{_NAME}: {type(self.model).__name__} cannot be served: it gives no state for each token")
+        rounding = HALF.get(self.dtype, 4e-5) / 4
+        same = [rms(one - other.float()) <= rounding * rms(one) for one, other in zip(alone, padded, strict=True)]
+        if not all(same):
+            _logger.info("%s: texts of different lengths get calls of their own: padding changes their states", _NAME)
+        return all(same)
 
     def encode(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int] | None]) -> list[Tensor]:
         """Compute the states [tokens, hidden_size] of each text after the last layer, transformers' last_hidden_state.
@@ -94,16 +122,16 @@ class EncoderModel:
             types: The token_type_ids of each text; None: zeros.
         """
         found: dict[int, Tensor] = {}
-        for rows in batches([len(text) for text in texts]):
+        for rows in batches([len(text) for text in texts], self.pads):
             states = self._call(self.model.base_model, [texts[i] for i in rows], [types[i] for i in rows])
-            states = states.last_hidden_state
+            states = states[0]  # last_hidden_state
             found.update({i: states[at, : len(texts[i])] for at, i in enumerate(rows)})
         return [found[i] for i in range(len(texts))]
 
     def classify(self, texts: Sequence[Sequence[int]], types: Sequence[Sequence[int] | None]) -> list[Tensor]:
         """Compute the logits [labels] of each text; arguments as encode's."""
         found: dict[int, Tensor] = {}
-        for rows in batches([len(text) for text in texts]):
+        for rows in batches([len(text) for text in texts], self.pads):
             logits = self._call(self.model, [texts[i] for i in rows], [types[i] for i in rows]).logits
             found.update({i: logits[at] for at, i in enumerate(rows)})
         return [found[i] for i in range(len(texts))]
@@ -130,13 +158,13 @@ class EncoderModel:
         return 0
 
 
-def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indices of texts that are padded to one length, so that little of a batch is padding."""
+def batches(lengths: Sequence[int], pads: bool = True) -> Iterator[list[int]]:
+    """Yield the indices of texts that are padded to one length, so that little of a batch is padding; or none of it."""
     batch: list[int] = []
     tokens = padding = longest = 0
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         more = padding + longest - lengths[i]
-        if batch and more > max(_FEW, (tokens + lengths[i]) * _PADDING):
+        if batch and more > (max(_FEW, (tokens + lengths[i]) * _PADDING) if pads else 0):
             yield batch
             batch, tokens, padding = [], 0, 0
         if not batch:
@@ -190,11 +218,10 @@ def encoder_of(model: nn.Module, weights: str | None = None) -> EncoderModel:
         if weights is not None:
             raise ValueError(f"{_NAME}: quantization must be left out for a model that is patched, got {weights!r}")
         return EncoderModel(used)
-    encoder = EncoderModel(used)
     report = patch_model(used, weights=weights)
     if weights is not None and report.reason:
         raise ValueError(f"{_NAME}: quantization must be left out for this {type(used).__name__}: {report.reason}")
-    return encoder
+    return EncoderModel(used)
 
 
 def load_encoder(
@@ -239,8 +266,7 @@ def load_encoder(
     except Exception as error:  # transformers and safetensors raise whatever broken files lead to
         cause = " ".join(str(error).split())[:300] or type(error).__name__
         raise ValueError(f"{_NAME}: {folder} must be a model that transformers loads, got: {cause}") from error
-    if not is_classifier and getattr(model, "pooler", None) is not None:
-        model.pooler = None  # its output is not used, and many checkpoints lack it
+    # Many checkpoints lack the pooler, whose output is not used.
     missing = sorted(name for name in info["missing_keys"] if is_classifier or not name.startswith("pooler."))
     if missing:
         names = ", ".join(missing[:10])
