@@ -142,6 +142,14 @@ def test_other_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llm: LLM,
     assert llm.engine.is_idle
 
 
+def test_quantized(folder: Path, llm: LLM) -> None:
+    """The encoder alone: the head stays dense."""
+    small = LLM(folder, progress=False, quantization="int8")
+    assert type(small.engine.model.model.classifier).__name__ == "Linear"  # type: ignore[attr-defined]
+    found = [one.outputs.score for one in small.score(QUERY, DOCUMENTS)]
+    close(found, torch.tensor([one.outputs.score for one in llm.score(QUERY, DOCUMENTS)]).double(), 5e-3)
+
+
 def test_scores_of_async_llm(folder: Path, llm: LLM) -> None:
     async def run() -> list[float]:
         async with AsyncLLM(folder, progress=False) as other:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_infini import LLM
 from torch_infini.patch import is_patched, patch_model, unpatch_model
 
 pytest.importorskip("transformers")
@@ -45,6 +46,20 @@ def test_embeddings() -> None:
     unpatch_model(model)
     patch_model(model, weights="int8")
     assert ((embed(model, tokenizer) * expected).sum(1) > 0.99).all()
+
+
+def test_served() -> None:
+    """LLM.embed: the folder's pooling, in batches of texts of several lengths."""
+    import transformers
+
+    folder = minilm.get_model_path()
+    model = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    expected = embed(model, tokenizer)
+    llm = LLM(folder, progress=False, max_num_seqs=3)
+    found = torch.tensor([output.outputs.embedding for output in llm.embed(TEXTS)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+    assert llm.engine.max_model_len == 256  # max_seq_length, of 512 positions
 
 
 def test_sentence_transformer() -> None:

@@ -218,7 +218,10 @@ def encoder_of(model: nn.Module, weights: str | None = None) -> EncoderModel:
         if weights is not None:
             raise ValueError(f"{_NAME}: quantization must be left out for a model that is patched, got {weights!r}")
         return EncoderModel(used)
-    report = patch_model(used, weights=weights)
+    base = getattr(used, "base_model", used)
+    # A classifier's head has few weights, and its rounding would be the scores'.
+    heads = [name for name, part in used.named_children() if base is not used and part is not base]
+    report = patch_model(used, weights=weights, skip=heads if weights is not None else ())
     if weights is not None and report.reason:
         raise ValueError(f"{_NAME}: quantization must be left out for this {type(used).__name__}: {report.reason}")
     return EncoderModel(used)
