@@ -213,6 +213,34 @@ def test_states_that_are_not_finite(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert llm.engine.is_idle
 
 
+def test_an_interrupted_step(folder: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step computes its texts again."""
+    other = LLM(folder, progress=False)
+    encode = other.engine.model.encode  # type: ignore[attr-defined]
+    calls: list[int] = []
+
+    def interrupted(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return encode(*given)
+
+    monkeypatch.setattr(other.engine.model, "encode", interrupted)
+    params = other.engine.pooling.merge()
+    ids = [other.engine.add(other.engine.new_request(prompt, None, None, params)) for prompt in PROMPTS]
+    with pytest.raises(KeyboardInterrupt):
+        other.step()
+    assert other.engine.abort(ids[0])
+    found = {output.request_id: output for _ in range(2) for output in other.step()}
+    assert found[ids[0]].pooled is None and other.engine.is_idle
+    for id, vector in list(zip(ids, vectors(llm.embed(PROMPTS)), strict=True))[1:]:
+        pooled = found[id].pooled
+        assert pooled is not None
+        close(pooled.double(), vector, 2e-6)
+    metrics = other.metrics()
+    assert metrics.free_blocks == metrics.blocks
+
+
 def test_steps(folder: Path) -> None:
     """A step ends with the text that reaches its tokens; what waits comes with the next."""
     llm = LLM(folder, progress=False, max_num_batched_tokens=16, max_num_seqs=4)
