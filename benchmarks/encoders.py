@@ -22,44 +22,7 @@ from harness import MODELS, Results
 from peers.engines import SENTENCES, Failure, Peer, Process
 
 TEXTS, WORDS = 32, (4, 120)
-VOCABULARY = [
-    "the",
-    "of",
-    "llama",
-    "and",
-    "mountain",
-    "river",
-    "small",
-    "quick",
-    "model",
-    "reads",
-    "writes",
-    "token",
-    "a",
-    "water",
-    "stone",
-    "in",
-    "green",
-    "that",
-    "under",
-    "people",
-    "answer",
-    "question",
-    "memory",
-    "thread",
-    "kernel",
-    "winter",
-    "summer",
-    "house",
-    "paper",
-    "light",
-    "dark",
-    "between",
-    "before",
-    "after",
-    "measures",
-    "each",
-]
+VOCABULARY = ("the", "llama", "of", "mountain", "reads", "small", "river", "and", "winter", "answers", "a", "question")
 COLUMNS = "engine dtype threads texts_per_s seconds ratio error rounds version note"
 
 
