@@ -162,7 +162,9 @@ template <typename T> void multiply(const Args &a) {
             X *const to = x + count * k;
             const T *const from = a.x.as<const T>() + at[0];
             if constexpr (kInPairs<T>) {
-                std::memcpy(to, from, sizeof(T) * static_cast<size_t>(k));
+                if (k > 0) { // an empty tensor may have no address
+                    std::memcpy(to, from, sizeof(T) * static_cast<size_t>(k));
+                }
             } else {
                 for_each_vector(k, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
             }
