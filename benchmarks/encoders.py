@@ -78,7 +78,8 @@ def measure(threads: int, rounds: int, folder: Path, results: Results) -> None:
                 seconds = processes[entry].ask("embed", texts=texts(), out=str(out))
                 if turn:  # the first turn warms up
                     times[entry].append(seconds)
-                vectors[entry] = np.fromfile(out, np.float32).reshape(TEXTS, -1)
+                found = np.fromfile(out, np.float32).reshape(TEXTS, -1)
+                vectors[entry] = found / np.linalg.norm(found, axis=1, keepdims=True)
         medians = {entry: statistics.median(values) for entry, values in times.items() if values}
         for entry, seconds in medians.items():
             on_torch = medians.get(Entry("sentence-transformers", "torch", entry.dtype))

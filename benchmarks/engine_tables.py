@@ -43,6 +43,7 @@ def engine_heads(rows: Rows) -> str:
 @table("engine-160M.csv", engine_heads, name="engine_160M")
 @table("engine-1.1B.csv", engine_heads, name="engine_1B")
 @table("serve.csv", engine_heads, name="serve")
+@table("mixtures.csv", engine_heads, name="mixtures")
 def by_engine(rows: Rows) -> Cells:
     """Tokens a second of every engine; the ratio is the engine's to the best other one, patched models left out."""
     keys = ("cell", "dtype", "threads")
@@ -59,6 +60,16 @@ def by_engine(rows: Rows) -> Cells:
             cells.append(", ".join(f"{variant} {rate:.1f}".strip() for variant, rate in found) or "-")
         share = next(number(row, "share_of_limit", "{:.0%}") for row in of_cell if row["engine"] == "engine")
         yield [*cells, f"{rates['engine'] / best:.2f}x", *([share] if has_limit(rows) else [])]
+
+
+@table(
+    "encoders.csv", "weights, threads | engine | texts a second | to sentence-transformers on torch | 1 - cosine", "ll"
+)
+def encoders(rows: Rows) -> Cells:
+    """32 texts through all-MiniLM-L6-v2."""
+    for row in rows:
+        rate, ratio = number(row, "texts_per_s", "{:.1f}"), number(row, "ratio")
+        yield [f"{weights_of(row)}, {row['threads']}", row["engine"], rate, ratio]
 
 
 SIDE = "ms | `linear` takes | torch takes | of the limit"
