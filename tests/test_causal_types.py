@@ -36,7 +36,7 @@ SAMPLE = (
     "gemma4_text",
 )
 # Types whose small models fail with a cache or in a step, patched or not.
-WITHOUT_CACHE = ("bamba", "blt", "cpmant", "granitemoehybrid", "hrm_text", "jamba", "rwkv", "xlstm")
+WITHOUT_CACHE = ("blt", "cpmant", "hrm_text", "rwkv", "xlstm")
 # Patched classes that call the original forward by design; what they replace is within it.
 BY_ORIGINAL = {"Model", "DecoderModel", "RotaryEmbedding", "InterfaceAttention", "MethodAttention"}
 
