@@ -47,70 +47,97 @@ struct SsdSizes {
 
     int64_t tasks_of_group() const { return (heads_of_group + together - 1) / together; }
 
-    // In floats. Steps: one state, b, c. Chunks: states; b, c, b transposed; scores and their products with the decays;
-    // x, y; five [chunk].
+    // In floats, enough for both. Steps: one state; b, c, x, y of all tokens. Chunks: states; b, c, b transposed; scores
+    // and their products with the decays; x, y; four [chunk].
     int64_t scratch() const {
-        if (!chunks) {
-            return n * wide + 2 * row;
-        }
-        return together * n * wide + 3 * kSsdChunk * row + 2 * kSsdChunk * kSsdChunk + 2 * kSsdChunk * wide +
-               4 * kSsdChunk;
+        const int64_t steps = n * wide + 2 * kSsdChunkTokens * (row + together * wide);
+        const int64_t in_chunks = together * n * wide + 3 * kSsdChunk * row + 2 * kSsdChunk * kSsdChunk +
+                                  2 * kSsdChunk * wide + 4 * kSsdChunk;
+        return chunks && in_chunks > steps ? in_chunks : steps;
     }
 };
 
-// Several heads of one group in one sequence; T: the dtype of x, O: of y.
-template <typename T, typename O> struct SsdHeads {
-    const T *x, *b, *c; // x: of the first head
-    O *y;
-    int64_t x_step, b_step, c_step, y_step; // from token to token
-    int64_t x_head, y_head;                 // from head to head
-    const void *dt, *d, *bias;              // of the first head
-    int64_t dt_step, dt_head, d_head, bias_head;
-    bool dt_wide, d_wide, bias_wide; // float, not T
-    const float *a;
-    int64_t a_head;
-    TimeStep time_step;
-    int64_t heads, length;
-
-    static float number(const void *from, bool wide, int64_t at) {
-        return wide ? static_cast<const float *>(from)[at] : widen(static_cast<const T *>(from)[at]);
-    }
-
-    // The time steps of tokens [t, t + count) of a head, count <= kSsdChunk, and their decays; 0 and 1 up to a whole
-    // vector.
-    void times(int64_t h, int64_t t, int64_t count, float *dts, float *decays) const {
-        const VecF offset = splat(bias == nullptr ? 0.0f : number(bias, bias_wide, h * bias_head));
-        const VecF rate = splat(a[h * a_head]);
-        for (int64_t i = 0; i < count; i += kLanes) {
-            VecF v = {};
-            for (int64_t j = 0; j < kLanes && i + j < count; ++j) {
-                v[j] = number(dt, dt_wide, (t + i + j) * dt_step + h * dt_head);
-            }
-            v = time_step.of(v, offset);
-            store(dts + i, v);
-            store(decays + i, exp(v * rate));
-        }
-    }
-
-    float skip(int64_t h) const { return d == nullptr ? 0.0f : number(d, d_wide, h * d_head); }
-};
-
-template <typename T> void read_ssd_row(float *to, const T *from, int64_t n) {
+// Reads a row as floats, and zeros up to a multiple of 16; writes one.
+template <typename T> void read_ssd_row(float *to, const void *data, int64_t n) {
+    const T *const from = static_cast<const T *>(data);
     for_each_vector(n, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
     for (int64_t i = n; i % 16 != 0; ++i) {
         to[i] = 0.0f;
     }
 }
 
+template <typename T> void write_ssd_row(void *data, const float *from, int64_t n) {
+    T *const to = static_cast<T *>(data);
+    for_each_vector(n, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
+}
+
+template <typename T> float read_ssd_number(const void *data) {
+    return widen(*static_cast<const T *>(data));
+}
+
+// Rows of some dtype, which are converted at the edges: the arithmetic is compiled for float alone.
+struct SsdRows {
+    char *data;
+    int64_t step, head, size; // from token to token and from head to head in elements; bytes of an element
+    void (*read_row)(float *, const void *, int64_t);
+    void (*write_row)(void *, const float *, int64_t);
+    float (*read_number)(const void *);
+
+    // first: the first element, of the first head; absent: data is null.
+    SsdRows(const TensorView &x, int64_t first, int64_t token_step, int64_t head_step)
+        : data(nullptr), step(token_step), head(head_step), size(0), read_row(nullptr), write_row(nullptr),
+          read_number(nullptr) {
+        if (x.dtype) {
+            size = static_cast<int64_t>(size_of(x.dtype));
+            data = const_cast<char *>(x.as<const char>()) + first * size;
+            with_float_type(x.dtype, [&](auto type) {
+                using T = decltype(type);
+                read_row = read_ssd_row<T>;
+                write_row = write_ssd_row<T>;
+                read_number = read_ssd_number<T>;
+            });
+        }
+    }
+
+    char *at(int64_t t, int64_t h) const { return data + (t * step + h * head) * size; }
+    void read(float *to, int64_t t, int64_t h, int64_t n) const { read_row(to, at(t, h), n); }
+    void write(const float *from, int64_t t, int64_t h, int64_t n) const { write_row(at(t, h), from, n); }
+    float number(int64_t t, int64_t h) const { return data == nullptr ? 0.0f : read_number(at(t, h)); }
+};
+
+// Several heads of one group in one sequence.
+struct SsdHeads {
+    SsdRows x, b, c, y, dt, d, bias; // of the first head
+    const float *a;
+    int64_t a_head;
+    TimeStep time_step;
+    int64_t heads, length;
+
+    // The time steps of tokens [t, t + count) of a head, count <= kSsdChunk, and their decays; 0 and 1 up to a whole
+    // vector.
+    void times(int64_t h, int64_t t, int64_t count, float *dts, float *decays) const {
+        const VecF offset = splat(bias.number(0, h)), rate = splat(a[h * a_head]);
+        for (int64_t i = 0; i < count; i += kLanes) {
+            VecF v = {};
+            for (int64_t j = 0; j < kLanes && i + j < count; ++j) {
+                v[j] = dt.number(t + i + j, h);
+            }
+            v = time_step.of(v, offset);
+            store(dts + i, v);
+            store(decays + i, exp(v * rate));
+        }
+    }
+};
+
 // S = decay S + (step x) b^T of kRows rows of S; returns the vectors whose sums are S c.
-template <int kRows, typename T>
-inline __attribute__((always_inline)) void ssd_step_rows(float *state, int64_t pitch, int64_t n, const T *x,
+template <int kRows>
+inline __attribute__((always_inline)) void ssd_step_rows(float *state, int64_t pitch, int64_t n, const float *x,
                                                          const float *b, const float *c, float step, float decay,
                                                          VecF *seen) {
     VecF add[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-        add[r] = splat(step * widen(x[r]));
+        add[r] = splat(step * x[r]);
         seen[r] = splat(0.0f);
     }
     for_each_vector(n, [&](int64_t i, auto lanes) {
@@ -125,29 +152,28 @@ inline __attribute__((always_inline)) void ssd_step_rows(float *state, int64_t p
 }
 
 // One token of one head; state [P, N] as it lies.
-template <typename T, typename O>
-void ssd_step(float *state, int64_t pitch, const SsdSizes &sizes, const T *x, O *y, const float *b, const float *c,
-              float step, float decay, float skip) {
+inline __attribute__((noinline)) void ssd_step(float *state, int64_t pitch, int64_t p, int64_t n, const float *x,
+                                               float *y, const float *b, const float *c, float step, float decay,
+                                               float skip) {
     int64_t r = 0;
-    for (; r + kLanes <= sizes.p; r += kLanes) {
+    for (; r + kLanes <= p; r += kLanes) {
         VecF seen[kLanes];
         for (int i = 0; i < kLanes; i += 4) {
-            ssd_step_rows<4>(state + (r + i) * pitch, pitch, sizes.n, x + r + i, b, c, step, decay, seen + i);
+            ssd_step_rows<4>(state + (r + i) * pitch, pitch, n, x + r + i, b, c, step, decay, seen + i);
         }
         store(y + r, fma(splat(skip), load(x + r), sums([&](int i) { return seen[i]; })));
     }
-    for (; r < sizes.p; ++r) {
+    for (; r < p; ++r) {
         VecF seen;
-        ssd_step_rows<1>(state + r * pitch, pitch, sizes.n, x + r, b, c, step, decay, &seen);
-        store(y + r, fma(splat(skip), splat(widen(x[r])), splat(sum(seen))), 1);
+        ssd_step_rows<1>(state + r * pitch, pitch, n, x + r, b, c, step, decay, &seen);
+        store(y + r, fma(splat(skip), splat(x[r]), splat(sum(seen))), 1);
     }
 }
 
 // Tokens [first, first + count) of several heads, count <= kSsdChunk; the heads' states [N, wide] one after the other,
 // `empty` if they are zeros.
-template <typename T, typename O>
-void ssd_chunk(const SsdHeads<T, O> &heads, const SsdSizes &sizes, int64_t first, int64_t count, float *states,
-               float *scratch, bool empty) {
+inline void ssd_chunk(const SsdHeads &heads, const SsdSizes &sizes, int64_t first, int64_t count, float *states,
+                      float *scratch, bool empty) {
     const int64_t n = sizes.n, wide = sizes.wide, row = sizes.row;
     float *const b = scratch, *const c = b + kSsdChunk * row, *const b_columns = c + kSsdChunk * row;
     float *const scores = b_columns + row * kSsdChunk, *const weights = scores + kSsdChunk * kSsdChunk;
@@ -155,10 +181,17 @@ void ssd_chunk(const SsdHeads<T, O> &heads, const SsdSizes &sizes, int64_t first
     float *const dts = y + kSsdChunk * wide, *const decays = dts + kSsdChunk, *const since = decays + kSsdChunk;
     float *const left = since + kSsdChunk;
     const auto zero = [](int64_t, int64_t) { return splat(0.0f); };
+    // One type for several products, so that each kind is compiled once.
+    const auto into = [](float *to, int64_t pitch) {
+        return [=](int64_t r, int64_t i, VecF sum) { store(to + r * pitch + i, sum); };
+    };
+    const auto scaled = [&](const float *from, VecF factor) {
+        return [=](int64_t r, int64_t i) { return factor * load(from + r * wide + i); };
+    };
 
     for (int64_t t = 0; t < count; ++t) {
-        read_ssd_row(b + t * row, heads.b + (first + t) * heads.b_step, n);
-        read_ssd_row(c + t * row, heads.c + (first + t) * heads.c_step, n);
+        heads.b.read(b + t * row, first + t, 0, n);
+        heads.c.read(c + t * row, first + t, 0, n);
     }
     for (int64_t i = 0; i < n; i += 8) { // eight rows of the transposed matrix at a time, for the cache
         const int64_t end = i + 8 < n ? i + 8 : n;
@@ -170,14 +203,13 @@ void ssd_chunk(const SsdHeads<T, O> &heads, const SsdSizes &sizes, int64_t first
     }
     for (int64_t t = 0; t < count; t += kChunkRows) {
         const int64_t end = t + kChunkRows < count ? t + kChunkRows : count;
-        chunk_product(t, end, padded(end), {c, row, 1}, b_columns, kSsdChunk, n, zero,
-                      [&](int64_t r, int64_t i, VecF sum) { store(scores + r * kSsdChunk + i, sum); });
+        chunk_product(t, end, padded(end), {c, row, 1}, b_columns, kSsdChunk, n, zero, into(scores, kSsdChunk));
     }
 
     for (int64_t h = 0; h < heads.heads; ++h) {
         float *const state = states + h * n * wide;
         heads.times(h, first, count, dts, decays);
-        const VecF skip = splat(heads.skip(h));
+        const VecF skip = splat(heads.d.number(0, h));
         // left[j]: dt[j] times what remains at t of what was written at j, as a product, because a difference of sums
         // would lose the digits that the sums have in common; since[t]: what remains of what the chunk began with.
         for (int64_t j = 0; j < kSsdChunk; j += kLanes) {
@@ -198,38 +230,32 @@ void ssd_chunk(const SsdHeads<T, O> &heads, const SsdSizes &sizes, int64_t first
                                                      : first_lanes(all, static_cast<int>(t + 1 - j), 0.0f);
                 store(weights + t * kSsdChunk + j, own);
             }
-            read_ssd_row(x + t * wide, heads.x + (first + t) * heads.x_step + h * heads.x_head, sizes.p);
+            heads.x.read(x + t * wide, first + t, h, sizes.p);
         }
-        const auto own = [&](int64_t r, int64_t i) { return load(y + r * wide + i); };
-        const auto write = [&](int64_t r, int64_t i, VecF sum) { store(y + r * wide + i, sum); };
         if (empty) {
             for (int64_t i = 0; i < count * wide; i += kLanes) {
                 store(y + i, skip * load(x + i));
             }
         } else {
             chunk_product(0, count, wide, {c, row, 1}, state, wide, n, zero, [&](int64_t r, int64_t i, VecF sum) {
-                write(r, i, fma(splat(since[r]), sum, skip * load(x + r * wide + i)));
+                store(y + r * wide + i, fma(splat(since[r]), sum, skip * load(x + r * wide + i)));
             });
         }
         for (int64_t t = 0; t < count; t += kChunkRows) {
             const int64_t end = t + kChunkRows < count ? t + kChunkRows : count;
-            chunk_product(t, end, wide, {weights, kSsdChunk, 1}, x, wide, end, own, write);
+            chunk_product(t, end, wide, {weights, kSsdChunk, 1}, x, wide, end, scaled(y, splat(1.0f)), into(y, wide));
         }
         for (int64_t t = 0; t < count; ++t) {
-            O *const out = heads.y + (first + t) * heads.y_step + h * heads.y_head;
-            for_each_vector(sizes.p,
-                            [&](int64_t i, auto lanes) { store_at(out, i, load_at(y + t * wide, i, lanes), lanes); });
+            heads.y.write(y + t * wide, first + t, h, sizes.p);
             for (int64_t i = 0; i < wide; i += kLanes) {
                 store(x + t * wide + i, load(x + t * wide + i) * splat(left[t]));
             }
         }
-        const VecF rest = splat(since[count - 1]);
-        const auto before = [&](int64_t r, int64_t i) { return rest * load(state + r * wide + i); };
-        const auto keep = [&](int64_t r, int64_t i, VecF sum) { store(state + r * wide + i, sum); };
         if (empty) {
-            chunk_product(0, n, wide, {b, 1, row}, x, wide, count, zero, keep);
+            chunk_product(0, n, wide, {b, 1, row}, x, wide, count, zero, into(state, wide));
         } else {
-            chunk_product(0, n, wide, {b, 1, row}, x, wide, count, before, keep);
+            chunk_product(0, n, wide, {b, 1, row}, x, wide, count, scaled(state, splat(since[count - 1])),
+                          into(state, wide));
         }
     }
 }
@@ -249,41 +275,25 @@ inline void transpose_ssd_state(float *to, int64_t to_pitch, const float *from, 
 }
 
 // The heads [h, h + count) of a sequence, of one group.
-template <typename T, typename O>
-void ssd_heads(const ssd::Args &a, const SsdSizes &sizes, int64_t s, int64_t h, int64_t count, float *scratch) {
-    const auto start = [&](const TensorView &x, int64_t from) {
-        return a.sequences.start(x, 2, s) + from * x.stride(-2);
+inline void ssd_heads(const ssd::Args &a, const SsdSizes &sizes, int64_t s, int64_t h, int64_t count, float *scratch) {
+    const auto rows = [&](const TensorView &x, int64_t from) {
+        return SsdRows(x, a.sequences.start(x, 2, s) + from * x.stride(-2), token_stride(x, 2), x.stride(-2));
     };
-    const auto at = [](const TensorView &x, int64_t from) {
-        return static_cast<const void *>(x.as<const char>() + from * static_cast<int64_t>(size_of(x.dtype)));
-    };
-    const auto of_head = [&](const TensorView &x) { return x.dtype ? at(x, h * x.strides[0]) : nullptr; };
+    const auto of_heads = [&](const TensorView &x) { return SsdRows(x, h * x.strides[0], 0, x.strides[0]); };
     const int64_t group = h / sizes.heads_of_group;
-    const SsdHeads<T, O> heads{a.x.as<const T>() + start(a.x, h),
-                               a.b.as<const T>() + start(a.b, group),
-                               a.c.as<const T>() + start(a.c, group),
-                               a.y.as<O>() + start(a.y, h),
-                               token_stride(a.x, 2),
-                               token_stride(a.b, 2),
-                               token_stride(a.c, 2),
-                               token_stride(a.y, 2),
-                               a.x.stride(-2),
-                               a.y.stride(-2),
-                               at(a.dt, a.sequences.start(a.dt, 1, s) + h * a.dt.stride(-1)),
-                               of_head(a.d),
-                               of_head(a.dt_bias),
-                               token_stride(a.dt, 1),
-                               a.dt.stride(-1),
-                               a.d.strides[0],
-                               a.dt_bias.strides[0],
-                               a.dt.dtype == INFINI_DTYPE_F32,
-                               a.d.dtype == INFINI_DTYPE_F32,
-                               a.dt_bias.dtype == INFINI_DTYPE_F32,
-                               a.a.as<const float>() + h * a.a.strides[0],
-                               a.a.strides[0],
-                               {a.dt_softplus, static_cast<float>(a.dt_min), static_cast<float>(a.dt_max)},
-                               count,
-                               a.sequences.length(a.x, 2, s)};
+    const SsdHeads heads{
+        rows(a.x, h),
+        rows(a.b, group),
+        rows(a.c, group),
+        rows(a.y, h),
+        SsdRows(a.dt, a.sequences.start(a.dt, 1, s) + h * a.dt.stride(-1), token_stride(a.dt, 1), a.dt.stride(-1)),
+        of_heads(a.d),
+        of_heads(a.dt_bias),
+        a.a.as<const float>() + h * a.a.strides[0],
+        a.a.strides[0],
+        {a.dt_softplus, static_cast<float>(a.dt_min), static_cast<float>(a.dt_max)},
+        count,
+        a.sequences.length(a.x, 2, s)};
     if (heads.length == 0) {
         return; // the state stays
     }
@@ -293,11 +303,24 @@ void ssd_heads(const ssd::Args &a, const SsdSizes &sizes, int64_t s, int64_t h, 
         return slot < 0 ? nullptr : a.state.as<float>() + slot * a.state.strides[0] + (h + i) * a.state.strides[1];
     };
     if (heads.length < kSsdChunkTokens) {
-        float *const b = scratch + n * wide, *const c = b + sizes.row;
-        float dts[kSsdChunkTokens], decays[kSsdChunkTokens];
+        // Rows are converted before and after, so that nothing interrupts the stream of the states.
+        const int64_t length = heads.length;
+        float *const b = scratch + n * wide, *const c = b + length * sizes.row, *const x = c + length * sizes.row;
+        float *const y = x + count * length * wide;
+        float dts[kSsdHeads][kSsdChunkTokens], decays[kSsdHeads][kSsdChunkTokens], skips[kSsdHeads];
         static_assert(kSsdChunkTokens % kLanes == 0);
+        for (int64_t t = 0; t < length; ++t) {
+            heads.b.read(b + t * sizes.row, t, 0, n);
+            heads.c.read(c + t * sizes.row, t, 0, n);
+        }
         for (int64_t i = 0; i < count; ++i) {
-            heads.times(i, 0, heads.length, dts, decays);
+            heads.times(i, 0, length, dts[i], decays[i]);
+            skips[i] = heads.d.number(0, i);
+            for (int64_t t = 0; t < length; ++t) {
+                heads.x.read(x + (i * length + t) * wide, t, i, sizes.p);
+            }
+        }
+        for (int64_t i = 0; i < count; ++i) {
             float *state = kept(i);
             const int64_t state_pitch = state == nullptr ? n : pitch;
             if (state == nullptr) {
@@ -306,13 +329,15 @@ void ssd_heads(const ssd::Args &a, const SsdSizes &sizes, int64_t s, int64_t h, 
                     state[j] = 0.0f;
                 }
             }
-            for (int64_t t = 0; t < heads.length; ++t) {
-                if (i == 0 || heads.length > 1) {
-                    read_ssd_row(b, heads.b + t * heads.b_step, n);
-                    read_ssd_row(c, heads.c + t * heads.c_step, n);
-                }
-                ssd_step(state, state_pitch, sizes, heads.x + t * heads.x_step + i * heads.x_head,
-                         heads.y + t * heads.y_step + i * heads.y_head, b, c, dts[t], decays[t], heads.skip(i));
+            for (int64_t t = 0; t < length; ++t) {
+                const int64_t at = (i * length + t) * wide;
+                ssd_step(state, state_pitch, sizes.p, n, x + at, y + at, b + t * sizes.row, c + t * sizes.row,
+                         dts[i][t], decays[i][t], skips[i]);
+            }
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            for (int64_t t = 0; t < length; ++t) {
+                heads.y.write(y + (i * length + t) * wide, t, i, sizes.p);
             }
         }
         return;
@@ -346,26 +371,14 @@ void infini::ssd::INFINI_LEVEL::cpu_kernel(const Args &args) {
     const int64_t bytes = args.x.numel() * args.b.size(-1) * 8;
     const SsdSizes sizes(args, bytes);
     const int64_t groups = args.b.size(-2), tasks = groups * sizes.parts;
-    with_float_type(args.x.dtype, [&](auto x) {
-        using T = decltype(x);
-        const auto compute = [&](auto y) {
-            using O = decltype(y);
-            parallel_for_with_scratch(
-                args.sequences.count(args.x, 2) * tasks, bytes, sizes.scratch() * static_cast<int64_t>(sizeof(float)),
-                [&](int64_t begin, int64_t end, char *scratch) {
-                    for (int64_t i = begin; i < end; ++i) {
-                        const int64_t part = i % sizes.parts * sizes.together, left = sizes.heads_of_group - part;
-                        const int64_t group = i % tasks / sizes.parts;
-                        ssd_heads<T, O>(args, sizes, i / tasks, group * sizes.heads_of_group + part,
-                                        left < sizes.together ? left : sizes.together,
-                                        reinterpret_cast<float *>(scratch));
-                    }
-                });
-        };
-        if (args.y.dtype == INFINI_DTYPE_F32) {
-            compute(float{});
-        } else {
-            compute(T{});
-        }
-    });
+    parallel_for_with_scratch(
+        args.sequences.count(args.x, 2) * tasks, bytes, sizes.scratch() * static_cast<int64_t>(sizeof(float)),
+        [&](int64_t begin, int64_t end, char *scratch) {
+            for (int64_t i = begin; i < end; ++i) {
+                const int64_t part = i % sizes.parts * sizes.together, left = sizes.heads_of_group - part;
+                const int64_t group = i % tasks / sizes.parts;
+                ssd_heads(args, sizes, i / tasks, group * sizes.heads_of_group + part,
+                          left < sizes.together ? left : sizes.together, reinterpret_cast<float *>(scratch));
+            }
+        });
 }
