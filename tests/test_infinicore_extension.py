@@ -70,7 +70,7 @@ def run(code: str, folder: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-@pytest.mark.full(beyond=1)
+@pytest.mark.full
 @pytest.mark.parametrize("how", MADE)
 def test_a_thread_drops_the_last_handle(how: str, folder: Path) -> None:
     """200 times, while its caller holds the GIL and waits for it: a thread that waited for the GIL would hang."""

@@ -238,6 +238,7 @@ def test_code_of_a_folder_is_never_run(
     assert answers.tell() == 0
 
 
+@pytest.mark.full
 def test_code_of_a_folder_is_never_run_by_a_process(folder: Path) -> None:
     """The same with a real stdin."""
     marker = add_code(folder, False)

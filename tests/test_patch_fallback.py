@@ -129,6 +129,7 @@ def test_submodules_replaced_afterwards(name: str) -> None:
     close(logits(model, ids), expected)
 
 
+@pytest.mark.full
 def test_compile() -> None:
     """One graph of the whole model, with and without a cache."""
     model, ids = tiny(num_hidden_layers=1), tokens()

@@ -94,7 +94,7 @@ def test_auto_model_in_another_dtype(tmp_path: Path, weights: str) -> None:
     assert torch.equal(logits(loaded, ids), logits(model.bfloat16(), ids))
 
 
-@pytest.mark.full(beyond=1)
+@pytest.mark.full
 @INTEGERS
 def test_without_torch_infini(tmp_path: Path, weights: str) -> None:
     """transformers alone opens no model with random weights where there are integers."""

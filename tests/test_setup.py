@@ -275,7 +275,7 @@ def test_two_builds_take_turns(checkout: Path) -> None:
     assert second.returncode == 0
 
 
-@pytest.mark.full(beyond=1)
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_build_goes_on(checkout: Path, number: signal.Signals) -> None:
     """What was compiled stays; the other objects are compiled by the next call."""
