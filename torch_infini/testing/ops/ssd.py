@@ -112,6 +112,8 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{length} tokens", (*inputs(dtype, length, heads=3), None, states(1, 3, 16, 16)))
     packed = {"offsets": torch.tensor([0, 3, 3, 70, 71, 95])}
     yield Sample("packed", inputs(dtype, 95), packed)
+    wide = inputs(dtype, 95, heads=8, dims=(96, 1))
+    yield Sample("packed, steps and chunks, wide", wide, {"offsets": torch.tensor([0, 15, 30, 95])})
     slots = torch.tensor([5, 0, -1, 2, 3], dtype=torch.int32)
     args = (*inputs(dtype, 95, heads=4, groups=2), None, states(6, 4, 16, 16))
     yield Sample("packed, with slots", args, {**packed, "slots": slots})
