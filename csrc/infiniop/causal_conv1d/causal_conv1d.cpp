@@ -45,20 +45,8 @@ void check(const Args &args) {
     rule.same_shape("out", args.y, "x", x);
     rule.same_dtype("out", args.y, "x", x);
     rule.dense_last("out", args.y);
-    const TensorView *const read[] = {&x, &weight, &args.bias, &args.sequences.offsets, &args.sequences.slots};
-    const char *const names[] = {"x", "weight", "bias", "offsets", "slots"};
     rule.writable("out", args.y);
-    for (int i = 0; i < 5; ++i) {
-        if (read[i]->dtype) {
-            rule.no_overlap("out", args.y, names[i], *read[i]);
-            if (args.state.dtype) {
-                rule.no_overlap("state", args.state, names[i], *read[i]);
-            }
-        }
-    }
-    if (args.state.dtype) {
-        rule.no_overlap("state", args.state, "out", args.y);
-    }
+    check_no_overlap(rule, {{"x", x}, {"weight", weight}, {"bias", args.bias}}, args.sequences, args.state, args.y);
 }
 
 void run(const ExecutionContext &context, const Args &args) {

@@ -3,7 +3,7 @@
 // it is zero. Arithmetic in float, one rounding; act is silu or nothing.
 #pragma once
 
-#include "causal_conv1d/sequence_states.h"
+#include "sequence_states/sequence_states.h"
 #include "cpu_capability.h"
 #include "kernel_table.h"
 #include "tensor_view.h"

@@ -65,20 +65,8 @@ void check(const Args &args) {
     rule.same_dtype("out", args.y, "v", v);
     rule.dense_last("out", args.y);
     rule.writable("out", args.y);
-    const TensorView *const read[] = {
-        &q, &args.k, &v, &args.g, &args.beta, &args.sequences.offsets, &args.sequences.slots};
-    const char *const names[] = {"q", "k", "v", "g", "beta", "offsets", "slots"};
-    for (int i = 0; i < 7; ++i) {
-        if (read[i]->dtype) {
-            rule.no_overlap("out", args.y, names[i], *read[i]);
-            if (state.dtype) {
-                rule.no_overlap("state", state, names[i], *read[i]);
-            }
-        }
-    }
-    if (state.dtype) {
-        rule.no_overlap("state", state, "out", args.y);
-    }
+    check_no_overlap(rule, {{"q", q}, {"k", args.k}, {"v", v}, {"g", args.g}, {"beta", args.beta}}, args.sequences,
+                     state, args.y);
 }
 
 void run(const ExecutionContext &context, const Args &args) {

@@ -62,20 +62,16 @@ void check(const Args &args) {
     rule.same_dtype_or_float32("out", args.y, "x", x);
     rule.dense_last("out", args.y);
     rule.writable("out", args.y);
-    const TensorView *const read[] = {
-        &x, &args.dt, &a, &b, &args.c, &args.d, &args.dt_bias, &args.z, &args.sequences.offsets, &args.sequences.slots};
-    const char *const names[] = {"x", "dt", "a", "b", "c", "d", "dt_bias", "z", "offsets", "slots"};
-    for (int i = 0; i < 10; ++i) {
-        if (read[i]->dtype) {
-            rule.no_overlap("out", args.y, names[i], *read[i]);
-            if (state.dtype) {
-                rule.no_overlap("state", state, names[i], *read[i]);
-            }
-        }
-    }
-    if (state.dtype) {
-        rule.no_overlap("state", state, "out", args.y);
-    }
+    check_no_overlap(rule,
+                     {{"x", x},
+                      {"dt", args.dt},
+                      {"a", a},
+                      {"b", b},
+                      {"c", args.c},
+                      {"d", args.d},
+                      {"dt_bias", args.dt_bias},
+                      {"z", args.z}},
+                     args.sequences, state, args.y);
 }
 
 void run(const ExecutionContext &context, const Args &args) {

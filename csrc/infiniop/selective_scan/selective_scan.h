@@ -4,7 +4,7 @@
 // bias and passed through softplus, as asked for. All in float, y rounded once.
 #pragma once
 
-#include "causal_conv1d/sequence_states.h"
+#include "sequence_states/sequence_states.h"
 #include "cpu_capability.h"
 #include "kernel_table.h"
 #include "tensor_view.h"

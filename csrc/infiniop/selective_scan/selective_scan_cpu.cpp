@@ -4,7 +4,7 @@
 #include "selective_scan.h"
 
 #include "parallel.h"
-#include "ssd/time_step.h"
+#include "sequence_states/time_step.h"
 #include "vec.h"
 
 #include <limits>

@@ -70,20 +70,10 @@ void check(const Args &args) {
     rule.same_dtype_or_float32("out", args.y, "x", x);
     rule.dense_last("out", args.y);
     rule.writable("out", args.y);
-    const TensorView *const read[] = {
-        &x, &args.dt, &args.a, &b, &args.c, &args.d, &args.dt_bias, &args.sequences.offsets, &args.sequences.slots};
-    const char *const names[] = {"x", "dt", "a", "b", "c", "d", "dt_bias", "offsets", "slots"};
-    for (int i = 0; i < 9; ++i) {
-        if (read[i]->dtype) {
-            rule.no_overlap("out", args.y, names[i], *read[i]);
-            if (state.dtype) {
-                rule.no_overlap("state", state, names[i], *read[i]);
-            }
-        }
-    }
-    if (state.dtype) {
-        rule.no_overlap("state", state, "out", args.y);
-    }
+    check_no_overlap(
+        rule,
+        {{"x", x}, {"dt", args.dt}, {"a", args.a}, {"b", b}, {"c", args.c}, {"d", args.d}, {"dt_bias", args.dt_bias}},
+        args.sequences, state, args.y);
 }
 
 void run(const ExecutionContext &context, const Args &args) {

@@ -4,9 +4,10 @@
 // states stay in the second cache. Limit: the vector units, 2 P (2 N + 32) operations a token and head.
 #include "ssd.h"
 
-#include "gated_delta_rule/chunk_product.h"
 #include "parallel.h"
-#include "time_step.h"
+#include "sequence_states/chunk_product.h"
+#include "sequence_states/converted_rows.h"
+#include "sequence_states/time_step.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {
@@ -57,57 +58,9 @@ struct SsdSizes {
     }
 };
 
-// Reads a row as floats, and zeros up to a multiple of 16; writes one.
-template <typename T> void read_ssd_row(float *to, const void *data, int64_t n) {
-    const T *const from = static_cast<const T *>(data);
-    for_each_vector(n, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
-    for (int64_t i = n; i % 16 != 0; ++i) {
-        to[i] = 0.0f;
-    }
-}
-
-template <typename T> void write_ssd_row(void *data, const float *from, int64_t n) {
-    T *const to = static_cast<T *>(data);
-    for_each_vector(n, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
-}
-
-template <typename T> float read_ssd_number(const void *data) {
-    return widen(*static_cast<const T *>(data));
-}
-
-// Rows of some dtype, which are converted at the edges: the arithmetic is compiled for float alone.
-struct SsdRows {
-    char *data;
-    int64_t step, head, size; // from token to token and from head to head in elements; bytes of an element
-    void (*read_row)(float *, const void *, int64_t);
-    void (*write_row)(void *, const float *, int64_t);
-    float (*read_number)(const void *);
-
-    // first: the first element, of the first head; absent: data is null.
-    SsdRows(const TensorView &x, int64_t first, int64_t token_step, int64_t head_step)
-        : data(nullptr), step(token_step), head(head_step), size(0), read_row(nullptr), write_row(nullptr),
-          read_number(nullptr) {
-        if (x.dtype) {
-            size = static_cast<int64_t>(size_of(x.dtype));
-            data = const_cast<char *>(x.as<const char>()) + first * size;
-            with_float_type(x.dtype, [&](auto type) {
-                using T = decltype(type);
-                read_row = read_ssd_row<T>;
-                write_row = write_ssd_row<T>;
-                read_number = read_ssd_number<T>;
-            });
-        }
-    }
-
-    char *at(int64_t t, int64_t h) const { return data + (t * step + h * head) * size; }
-    void read(float *to, int64_t t, int64_t h, int64_t n) const { read_row(to, at(t, h), n); }
-    void write(const float *from, int64_t t, int64_t h, int64_t n) const { write_row(at(t, h), from, n); }
-    float number(int64_t t, int64_t h) const { return data == nullptr ? 0.0f : read_number(at(t, h)); }
-};
-
 // Several heads of one group in one sequence.
 struct SsdHeads {
-    SsdRows x, b, c, y, dt, d, bias; // of the first head
+    ConvertedRows x, b, c, y, dt, d, bias; // of the first head
     const float *a;
     int64_t a_head;
     TimeStep time_step;
@@ -180,30 +133,14 @@ inline void ssd_chunk(const SsdHeads &heads, const SsdSizes &sizes, int64_t firs
     float *const x = weights + kSsdChunk * kSsdChunk, *const y = x + kSsdChunk * wide;
     float *const dts = y + kSsdChunk * wide, *const decays = dts + kSsdChunk, *const since = decays + kSsdChunk;
     float *const left = since + kSsdChunk;
-    const auto zero = [](int64_t, int64_t) { return splat(0.0f); };
-    // One type for several products, so that each kind is compiled once.
-    const auto into = [](float *to, int64_t pitch) {
-        return [=](int64_t r, int64_t i, VecF sum) { store(to + r * pitch + i, sum); };
-    };
-    const auto scaled = [&](const float *from, VecF factor) {
-        return [=](int64_t r, int64_t i) { return factor * load(from + r * wide + i); };
-    };
-
     for (int64_t t = 0; t < count; ++t) {
         heads.b.read(b + t * row, first + t, 0, n);
         heads.c.read(c + t * row, first + t, 0, n);
     }
-    for (int64_t i = 0; i < n; i += 8) { // eight rows of the transposed matrix at a time, for the cache
-        const int64_t end = i + 8 < n ? i + 8 : n;
-        for (int64_t t = 0; t < kSsdChunk; ++t) {
-            for (int64_t j = i; j < end; ++j) {
-                b_columns[j * kSsdChunk + t] = t < count ? b[t * row + j] : 0.0f;
-            }
-        }
-    }
+    transpose_chunk(b_columns, kSsdChunk, b, row, count, n);
     for (int64_t t = 0; t < count; t += kChunkRows) {
         const int64_t end = t + kChunkRows < count ? t + kChunkRows : count;
-        chunk_product(t, end, padded(end), {c, row, 1}, b_columns, kSsdChunk, n, zero, into(scores, kSsdChunk));
+        chunk_product(t, end, padded(end), {c, row, 1}, b_columns, kSsdChunk, n, from_zero(), into(scores, kSsdChunk));
     }
 
     for (int64_t h = 0; h < heads.heads; ++h) {
@@ -237,13 +174,15 @@ inline void ssd_chunk(const SsdHeads &heads, const SsdSizes &sizes, int64_t firs
                 store(y + i, skip * load(x + i));
             }
         } else {
-            chunk_product(0, count, wide, {c, row, 1}, state, wide, n, zero, [&](int64_t r, int64_t i, VecF sum) {
-                store(y + r * wide + i, fma(splat(since[r]), sum, skip * load(x + r * wide + i)));
-            });
+            chunk_product(0, count, wide, {c, row, 1}, state, wide, n, from_zero(),
+                          [&](int64_t r, int64_t i, VecF sum) {
+                              store(y + r * wide + i, fma(splat(since[r]), sum, skip * load(x + r * wide + i)));
+                          });
         }
         for (int64_t t = 0; t < count; t += kChunkRows) {
             const int64_t end = t + kChunkRows < count ? t + kChunkRows : count;
-            chunk_product(t, end, wide, {weights, kSsdChunk, 1}, x, wide, end, scaled(y, splat(1.0f)), into(y, wide));
+            chunk_product(t, end, wide, {weights, kSsdChunk, 1}, x, wide, end, from_scaled(y, wide, 1.0f),
+                          into(y, wide));
         }
         for (int64_t t = 0; t < count; ++t) {
             heads.y.write(y + t * wide, first + t, h, sizes.p);
@@ -252,9 +191,9 @@ inline void ssd_chunk(const SsdHeads &heads, const SsdSizes &sizes, int64_t firs
             }
         }
         if (empty) {
-            chunk_product(0, n, wide, {b, 1, row}, x, wide, count, zero, into(state, wide));
+            chunk_product(0, n, wide, {b, 1, row}, x, wide, count, from_zero(), into(state, wide));
         } else {
-            chunk_product(0, n, wide, {b, 1, row}, x, wide, count, scaled(state, splat(since[count - 1])),
+            chunk_product(0, n, wide, {b, 1, row}, x, wide, count, from_scaled(state, wide, since[count - 1]),
                           into(state, wide));
         }
     }
@@ -277,23 +216,23 @@ inline void transpose_ssd_state(float *to, int64_t to_pitch, const float *from, 
 // The heads [h, h + count) of a sequence, of one group.
 inline void ssd_heads(const ssd::Args &a, const SsdSizes &sizes, int64_t s, int64_t h, int64_t count, float *scratch) {
     const auto rows = [&](const TensorView &x, int64_t from) {
-        return SsdRows(x, a.sequences.start(x, 2, s) + from * x.stride(-2), token_stride(x, 2), x.stride(-2));
+        return ConvertedRows(x, a.sequences.start(x, 2, s) + from * x.stride(-2), token_stride(x, 2), x.stride(-2));
     };
-    const auto of_heads = [&](const TensorView &x) { return SsdRows(x, h * x.strides[0], 0, x.strides[0]); };
+    const auto of_heads = [&](const TensorView &x) { return ConvertedRows(x, h * x.strides[0], 0, x.strides[0]); };
     const int64_t group = h / sizes.heads_of_group;
-    const SsdHeads heads{
-        rows(a.x, h),
-        rows(a.b, group),
-        rows(a.c, group),
-        rows(a.y, h),
-        SsdRows(a.dt, a.sequences.start(a.dt, 1, s) + h * a.dt.stride(-1), token_stride(a.dt, 1), a.dt.stride(-1)),
-        of_heads(a.d),
-        of_heads(a.dt_bias),
-        a.a.as<const float>() + h * a.a.strides[0],
-        a.a.strides[0],
-        {a.dt_softplus, static_cast<float>(a.dt_min), static_cast<float>(a.dt_max)},
-        count,
-        a.sequences.length(a.x, 2, s)};
+    const SsdHeads heads{rows(a.x, h),
+                         rows(a.b, group),
+                         rows(a.c, group),
+                         rows(a.y, h),
+                         ConvertedRows(a.dt, a.sequences.start(a.dt, 1, s) + h * a.dt.stride(-1), token_stride(a.dt, 1),
+                                       a.dt.stride(-1)),
+                         of_heads(a.d),
+                         of_heads(a.dt_bias),
+                         a.a.as<const float>() + h * a.a.strides[0],
+                         a.a.strides[0],
+                         {a.dt_softplus, static_cast<float>(a.dt_min), static_cast<float>(a.dt_max)},
+                         count,
+                         a.sequences.length(a.x, 2, s)};
     if (heads.length == 0) {
         return; // the state stays
     }

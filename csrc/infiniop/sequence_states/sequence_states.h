@@ -1,10 +1,11 @@
 // The sequences of ops that carry a state: tokens [batch, length, ...] or packed [tokens, ...] with offsets, and the row
-// of the state that belongs to each sequence. Shared by causal_conv1d, gated_delta_rule, ssd
-// and selective_scan.
+// of the state that belongs to each sequence. Shared by causal_conv1d, gated_delta_rule, ssd and selective_scan.
 #pragma once
 
 #include "indices.h"
 #include "tensor_view.h"
+
+#include <initializer_list>
 
 namespace infini {
 class Checker;
@@ -46,5 +47,15 @@ void check_sequences(const Checker &rule, const Sequences &sequences, const char
 // Checks the offsets and slots, which are read: CPU only.
 void check_sequence_values(const Checker &rule, const Sequences &sequences, const TensorView &x,
                            const TensorView &state);
+
+struct NamedInput {
+    const char *name;
+    const TensorView &tensor; // or absent
+};
+
+// Checks that what is written, y ("out") and the state if there is one, overlaps neither the inputs, offsets and slots nor
+// each other.
+void check_no_overlap(const Checker &rule, std::initializer_list<NamedInput> inputs, const Sequences &sequences,
+                      const TensorView &state, const TensorView &y);
 
 } // namespace infini

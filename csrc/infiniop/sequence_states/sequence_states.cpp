@@ -70,4 +70,24 @@ void check_sequence_values(const Checker &rule, const Sequences &sequences, cons
     }
 }
 
+void check_no_overlap(const Checker &rule, std::initializer_list<NamedInput> inputs, const Sequences &sequences,
+                      const TensorView &state, const TensorView &y) {
+    const auto check = [&](const char *name, const TensorView &input) {
+        if (input.dtype) {
+            rule.no_overlap("out", y, name, input);
+            if (state.dtype) {
+                rule.no_overlap("state", state, name, input);
+            }
+        }
+    };
+    for (const NamedInput &input : inputs) {
+        check(input.name, input.tensor);
+    }
+    check("offsets", sequences.offsets);
+    check("slots", sequences.slots);
+    if (state.dtype) {
+        rule.no_overlap("state", state, "out", y);
+    }
+}
+
 } // namespace infini

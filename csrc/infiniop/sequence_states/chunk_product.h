@@ -1,4 +1,5 @@
 // Products of the small float matrices of a chunk of tokens, which lie in a cache: gated_delta_rule and ssd.
+// Included by *_cpu.cpp files after vec.h.
 #pragma once
 
 #include <type_traits>
@@ -80,6 +81,31 @@ void chunk_product(int64_t r, int64_t end, int64_t columns, ChunkLeft a, const f
     }
     if (c < columns) {
         rows(std::integral_constant<int, 1>{}, c);
+    }
+}
+
+// The usual arguments of chunk_product. They are functions, because each lambda of a kernel's own is compiled once more.
+inline auto from_zero() {
+    return [](int64_t, int64_t) { return splat(0.0f); };
+}
+
+inline auto from_scaled(const float *data, int64_t pitch, float factor) {
+    return [=](int64_t r, int64_t c) { return splat(factor) * load(data + r * pitch + c); };
+}
+
+inline auto into(float *data, int64_t pitch) {
+    return [=](int64_t r, int64_t c, VecF sum) { store(data + r * pitch + c, sum); };
+}
+
+// Copies [rows, columns] to [columns, pitch], with zeros beyond `rows`.
+inline void transpose_chunk(float *to, int64_t pitch, const float *from, int64_t row, int64_t rows, int64_t columns) {
+    for (int64_t c = 0; c < columns; c += 8) { // eight rows of the transposed matrix at a time, for the cache
+        const int64_t end = c + 8 < columns ? c + 8 : columns;
+        for (int64_t r = 0; r < pitch; ++r) {
+            for (int64_t i = c; i < end; ++i) {
+                to[i * pitch + r] = r < rows ? from[r * row + i] : 0.0f;
+            }
+        }
     }
 }
 
