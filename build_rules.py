@@ -208,9 +208,7 @@ KINDS = (
         flags="-DINFINI_KERNEL_SOURCE",
     ),
     Kind("torch ops", r".*_torch\.cpp", "`*_torch.cpp`", "against torch's stable ABI", header="torch"),
-    Kind(
-        "C interface", r"infiniop/.*_c\.cpp", "`*_c.cpp`", "for libinfiniop alone", header="c_interface", in_demo=False
-    ),
+    Kind("C interface", r"infiniop/.*_c\.cpp", "`*_c.cpp`", "for libinfiniop alone", header="host", in_demo=False),
     Kind(
         "Python module",
         r"infinicore/python/.*\.cpp",
@@ -286,10 +284,9 @@ PRECOMPILED = {
         *("torch/csrc/stable/library.h", "torch/csrc/stable/tensor.h"),
         *("array", "optional", "string", "tuple", "type_traits", "vector", "../torch/tensor.h"),
     ),
-    "c_interface": (*STANDARD, "c_api.h"),
     "infinicore": (*STANDARD, "../infinicore/ops/call.h"),
     "rules": (*STANDARD, "check.h"),
-    "host": (*STANDARD, "atomic", "mutex", "guard.h"),
+    "host": (*STANDARD, "atomic", "mutex", "c_api.h"),
 }
 
 # ---- what the build is made with ----
@@ -415,7 +412,7 @@ def module_flags(include: Path | None = None) -> tuple[str | None, str]:
     if package_folder("pybind11", "include/pybind11/pybind11.h") is None:
         return None, "pybind11 is missing: pip install pybind11"
     # pybind11 by a path of its own (copy_pybind11): pip's isolated builds have another folder each time.
-    flags = f"-O2 -isystem pybind11 -isystem {shlex.quote(str(python))}"
+    flags = f"-O1 -isystem pybind11 -isystem {shlex.quote(str(python))}"
     return f"{flags} -fmacro-prefix-map={shlex.quote(str(python))}/=", ""
 
 
