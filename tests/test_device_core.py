@@ -343,3 +343,29 @@ def test_processes_share_tensors(method: str, tmp_path) -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_autocast() -> None:
+    """Each of the rules of torch's autocast, by a few ops: the dtypes that CUDA's has."""
+    run(
+        """
+        F, low = torch.nn.functional, torch.bfloat16
+        x = torch.randn(4, 4, device="infini")
+        half, wide = x.to(low), x.double()
+        with torch.autocast("infini", dtype=low):
+            results = {
+                low: [x @ x, F.linear(x, x, x[0]), torch.linalg.multi_dot([x, x, half]), half.softmax(-1, low),
+                      torch.addcmul(half, half, half)],
+                torch.float32: [half.exp(), half.softmax(-1), half.sum(), half.norm(), half.norm(2, 1),
+                                torch.addcmul(x, half, half), half.cumsum(0)],
+                torch.float64: [wide @ wide, wide.sum(), wide.norm(), torch.addcmul(wide, wide, wide)],
+            }
+            assert half.cumsum(0, dtype=low).dtype == low
+            with pytest.raises(RuntimeError, match="unsafe to autocast"):
+                F.binary_cross_entropy(half.sigmoid(), half.sigmoid())
+        for dtype, tensors in results.items():
+            assert [tensor.dtype for tensor in tensors] == [dtype] * len(tensors)
+        expected = (x.cpu().to(low) @ x.cpu().to(low)).float()
+        assert torch.equal(results[low][0].cpu().float(), expected)
+        """
+    )
