@@ -19,23 +19,28 @@ namespace {
 // one output, 16 MiB: 0.40 and 0.25 (but a later read from memory costs as much), 24 MiB: 0.83 and 0.45.
 constexpr int64_t kLayerNormStreamBytes = 24 << 20;
 
-// The last pass: computes y, and with kStatistics z, [n] from x [n]; w and b may be nullptr. With kStream, streams them
-// and prefetches the next row, because this pass reads nothing from memory.
-template <bool kStatistics, bool kStream, typename T, typename W>
-void write_row(T *y, T *z, const T *x, const W *w, const W *b, int64_t n, float mean, float scale, const T *next) {
-    const auto write = [&](const auto &finish) {
-        for_each_vector(n, [&](int64_t i, auto lanes) {
-            if constexpr (kStream) {
-                __builtin_prefetch(next + i);
-            }
-            const VecF standard = (load_at(x, i, lanes) - splat(mean)) * splat(scale);
-            const VecF value = finish(standard, i, lanes);
-            if constexpr (kStatistics) {
-                store_or_stream_at<kStream>(z, i, standard, lanes);
-            }
-            store_or_stream_at<kStream>(y, i, value, lanes);
-        });
-    };
+// The last pass over n elements: z = (x - mean) scale, if z is not null; y = finish(z). With kStream, streams both and
+// prefetches the next row, because this pass reads nothing from memory.
+template <bool kStatistics, bool kStream, typename T, typename Finish>
+INFINI_ALWAYS_INLINE void write_row(T *y, T *z, const T *x, int64_t n, float mean, float scale, const T *next,
+                                    const Finish &finish) {
+    for_each_vector(n, [&](int64_t i, auto lanes) {
+        if constexpr (kStream) {
+            __builtin_prefetch(next + i);
+        }
+        const VecF standard = (load_at(x, i, lanes) - splat(mean)) * splat(scale);
+        const VecF value = finish(standard, i, lanes);
+        if constexpr (kStatistics) {
+            store_or_stream_at<kStream>(z, i, standard, lanes);
+        }
+        store_or_stream_at<kStream>(y, i, value, lanes);
+    });
+}
+
+// The same for y alone, without streaming: w and b may be null.
+template <typename T, typename W>
+void write_output(T *y, const T *x, const W *w, const W *b, int64_t n, float mean, float scale) {
+    const auto write = [&](const auto &finish) { write_row<false, false>(y, y, x, n, mean, scale, x, finish); };
     if (w != nullptr && b != nullptr) {
         write([&](VecF v, int64_t i, auto lanes) { return v * load_at(w, i, lanes) + load_at(b, i, lanes); });
     } else if (w != nullptr) {
@@ -47,7 +52,15 @@ void write_row(T *y, T *z, const T *x, const W *w, const W *b, int64_t n, float 
     }
 }
 
-// W: the type of weight and bias.
+// Reads the weight or bias as floats, `absent` where it is null.
+template <typename W> void read_parameter(float *to, const W *from, int64_t n, float absent) {
+    for_each_vector(n, [&](int64_t i, auto lanes) {
+        store_at(to, i, from != nullptr ? load_at(from, i, lanes) : splat(absent), lanes);
+    });
+}
+
+// W: the type of weight and bias. The paths that many elements or more outputs pay for take both as floats: they are
+// compiled for one type, and for one way to finish.
 template <bool kStatistics, typename T, typename W> void norm_rows(const layer_norm::Args &a) {
     // kWide outputs are as large as the input.
     constexpr int kOutputs = kStatistics ? 3 : 1, kWide = kStatistics ? 2 : 1;
@@ -75,7 +88,9 @@ template <bool kStatistics, typename T, typename W> void norm_rows(const layer_n
     const bool large = bytes >= kLayerNormStreamBytes;
     const int64_t step = a.input.ndim > 1 ? a.input.stride(-2) : 0;
     const int64_t parameter_bytes = (parameter_rows.scratch_bytes() + 63) / 64 * 64;
-    const auto norm_row = [&](void *const *at, const W *w, const W *b) {
+    const int64_t pitch = kStatistics || large ? (n + 15) / 16 * 16 : 0;
+    const int64_t float_bytes = 2 * pitch * static_cast<int64_t>(sizeof(float));
+    const auto norm_row = [&](void *const *at, const W *w, const W *b, const float *floats) {
         T *const y = static_cast<T *>(at[0]), *z = nullptr;
         const T *const x = static_cast<const T *>(at[kOutputs]);
         const auto count = static_cast<float>(n);
@@ -89,21 +104,35 @@ template <bool kStatistics, typename T, typename W> void norm_rows(const layer_n
             z = static_cast<T *>(at[1]);
             store(static_cast<T *>(at[2]), splat(sigma), 1);
         }
+        const auto finish = [&](VecF v, int64_t i, auto lanes) {
+            return v * load_at(floats, i, lanes) + load_at(floats + pitch, i, lanes);
+        };
         if (large && stream_aligned(y) && stream_aligned(z)) {
-            write_row<kStatistics, true>(y, z, x, w, b, n, mean, 1.0f / sigma, x + step);
+            write_row<kStatistics, true>(y, z, x, n, mean, 1.0f / sigma, x + step, finish);
+        } else if constexpr (kStatistics) {
+            write_row<true, false>(y, z, x, n, mean, 1.0f / sigma, x, finish);
         } else {
-            write_row<kStatistics, false>(y, z, x, w, b, n, mean, 1.0f / sigma, x + step);
+            write_output(y, x, w, b, n, mean, 1.0f / sigma);
         }
     };
-    parallel_for_with_scratch(
-        rows.count(), bytes, parameter_bytes + rows.scratch_bytes(), [&](int64_t begin, int64_t end, char *scratch) {
-            parameter_rows.visit(0, 1, scratch, [&](void *const *parameter) {
-                const W *w = with_weight ? static_cast<const W *>(parameter[0]) : nullptr;
-                const W *b = with_bias ? static_cast<const W *>(parameter[1]) : nullptr;
-                rows.visit(begin, end, scratch + parameter_bytes, [&](void *const *at) { norm_row(at, w, b); });
-            });
-            stream_fence();
-        });
+    parallel_for_with_scratch(rows.count(), bytes, parameter_bytes + float_bytes + rows.scratch_bytes(),
+                              [&](int64_t begin, int64_t end, char *scratch) {
+                                  const void *parameters_at[2]; // in scratch memory where they are strided
+                                  parameter_rows.visit(0, 1, scratch, [&](void *const *at) {
+                                      parameters_at[0] = at[0];
+                                      parameters_at[1] = at[1];
+                                  });
+                                  const W *w = with_weight ? static_cast<const W *>(parameters_at[0]) : nullptr;
+                                  const W *b = with_bias ? static_cast<const W *>(parameters_at[1]) : nullptr;
+                                  auto *const floats = reinterpret_cast<float *>(scratch + parameter_bytes);
+                                  if (pitch > 0) {
+                                      read_parameter(floats, w, n, 1.0f);
+                                      read_parameter(floats + pitch, b, n, 0.0f);
+                                  }
+                                  rows.visit(begin, end, scratch + parameter_bytes + float_bytes,
+                                             [&](void *const *at) { norm_row(at, w, b, floats); });
+                                  stream_fence();
+                              });
 }
 
 } // namespace
