@@ -158,10 +158,13 @@ private:
 
     // Makes kTail, the number of turns after the last whole chunk, a constant: the number in a chunk if the last turn
     // is not whole. (One copy per number of lines would save less than a line's time, and took a minute to compile.)
+    // Of single rows, at most three, every line is checked: they need one copy alone.
     template <int kStreams, int kGroup, int kTail, typename C>
     void multiply_tails(const WeightRows &weights, const C &call) const {
         constexpr int kChunkTurns = chunk_lines(kGroup) / kTurn;
-        if constexpr (kTail < kChunkTurns) {
+        if constexpr (kStreams == 1 && kTail < kChunkTurns) {
+            return multiply_tails<kStreams, kGroup, kChunkTurns>(weights, call);
+        } else if constexpr (kTail < kChunkTurns) {
             if (turns_ - whole_chunks<kGroup>() * kChunkTurns > kTail) {
                 return multiply_tails<kStreams, kGroup, kTail + 1>(weights, call);
             }
@@ -207,7 +210,7 @@ private:
         for (int64_t c = 0; c < whole; ++c) {
             add_chunk<kGroup, chunk_lines(kGroup) / kTurn, true>(rows, c, m == 0, x, call, totals, results);
         }
-        if constexpr (kTail > 0) {
+        if (kTail > 0 && (kStreams > 1 || row_bytes_ > whole * chunk_lines(kGroup) * kVectorBytes)) {
             add_chunk<kGroup, kTail, false>(rows, whole, m == 0, x, call, totals, results);
         }
         if constexpr (!F::kGrouped) {
@@ -220,7 +223,8 @@ private:
     }
 
     // Computes kTurns turns of chunk c for each weight row and a row of x. The sums are added to totals or, for groups,
-    // scaled and stored as the chunk's results. kWhole: the row does not end within the last turn.
+    // scaled and stored as the chunk's results. kWhole: the row does not end within the last turn, or within any of a
+    // single row.
     template <int kGroup, int kTurns, bool kWhole, int kStreams, typename C>
     INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
                                         [[maybe_unused]] const C &call, VecI (&totals)[kStreams][kTurn],
@@ -245,9 +249,12 @@ private:
                         if (prefetches) {
                             prefetch_weight(data + l * kVectorBytes + kAheadBytes, far_);
                         }
-                        const bool whole = kWhole || l + kTurn < kLines;
+                        const bool whole = kWhole || (kStreams > 1 && l + kTurn < kLines);
                         const uint8_t *const line = data + l * kVectorBytes;
                         const int64_t left = row_bytes_ - at - l * kVectorBytes;
+                        if (!kWhole && kStreams == 1 && left <= 0) {
+                            continue; // x may end here too
+                        }
                         VecU bytes[F::kPieces];
                         F::split(whole ? load_bytes(line) : load_bytes(line, left > 0 ? left : 0), bytes);
 #pragma GCC unroll 2
