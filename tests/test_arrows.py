@@ -74,6 +74,7 @@ PRIVATE = {
     ("checkpoints.formats.mxfp4", "ops._blocks"),
     ("checkpoints.formats.mxfp4", "ops._blocks.ggml"),
     ("nn.linear", "ops._packed"),
+    ("patch.layers.packed_linear", "ops._packed"),
     ("patch.checks.conditions", "ops._registry"),
     ("patch.layers.sharded", "ops._registry"),
     ("testing.ops.fused_experts", "ops._blocks"),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .decoder import find_decoder
-from .options import check_weights, patterns
+from .options import PACKED, check_weights, patterns
 from .report import Budget, PatchReport, Row, Verification
 from .swap import STATE, Patched
 
@@ -103,6 +103,9 @@ def patch_model(
             and a zero for each group of 64 or 32; the head in int8): the linear layers' weights are quantized and
             freed, one layer after the other. This cannot be undone. None leaves the weights as they are. "group8",
             "table4", "int8_rows", "int4_groups", "w8a16" and "w4a16" each name one format (docs/patching.md).
+            "packed" quantizes nothing: weights in bfloat16 on the CPU are laid out for the kernels of single tokens and
+            small batches, exactly and in place of the rows, and `unpatch_model` lays them out in rows again; weights in
+            other dtypes, or that the embedding shares, stay.
             "auto:BITS", as "auto:4.8", gives each layer int4 or int8 so that the mean is at most BITS bits a weight and
             the expected error of the logits is least: tokens go through the model once for each group of layers
             (budget.py).
@@ -241,16 +244,19 @@ def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
 
     Args:
         model: As for patch_model.
-        options: Options of patch_model except `weights`, which cannot be undone.
+        options: Options of patch_model; of `weights` only "packed", because others cannot be undone.
 
     Yields:
         The report.
 
     Raises:
-        ValueError: For `weights`, or a model that is patched already; and as patch_model.
+        ValueError: For other `weights`, or a model that is patched already; and as patch_model.
     """
-    if options.get("weights") is not None:
-        raise ValueError("torch_infini.patched: weights must be None, because quantized weights cannot be restored")
+    if options.get("weights") not in (None, PACKED):
+        raise ValueError(
+            "torch_infini.patched: weights must be None, because quantized weights cannot be restored, or 'packed', "
+            f"got {options['weights']!r}"
+        )
     if is_patched(model):
         raise ValueError("torch_infini.patched: model must not be patched already")
     report = patch_model(model, **options)

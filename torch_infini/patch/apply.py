@@ -26,13 +26,15 @@ from .layers.compressed import compressed_layers, take_over
 from .layers.interface import IMPLEMENTATION
 from .layers.interface_attention import InterfaceAttention, calls_interface
 from .layers.layer import link
+from .layers.linear import Linear
 from .layers.loop import Loop
 from .layers.memory import align
 from .layers.packed import packed_layers, take_over_packed
-from .layers.quantized import Quantized
+from .layers.packed_linear import PackedLinear, pack
+from .layers.quantized import Quantized, Reformatted
 from .model import DecoderModel, Model
-from .options import bits_of
-from .quantize import choose_weights, fuse_projections, layers_to_choose, quantize_module, row_of
+from .options import PACKED, bits_of
+from .quantize import choose_weights, fuse_projections, groups_to_pack, layers_to_choose, quantize_module, row_of
 from .report import IN_PARTS, SKIPPED, PatchReport, Row
 from .shares import local, tp_group_of_model
 from .state import Selection, State, holders, replace_config, undo
@@ -71,6 +73,8 @@ def apply(
             if reason := patching.try_whole():
                 return patching.undo_and_report(reason)
             patching.choose_formats(weights, calibrate)
+        if weights == PACKED:
+            patching.pack()
         patching.quantize([*quantized, *taken])
         return patching.report
 
@@ -103,7 +107,7 @@ class Patching:
 
     Attributes:
         report: What was done so far.
-        layers: The linear layers to quantize.
+        layers: The linear layers to quantize or to pack.
     """
 
     def __init__(self, model: nn.Module, name: str, decoder: Decoder, selection: Selection, strict: bool) -> None:
@@ -194,6 +198,23 @@ class Patching:
             self.layers, spent = choose_weights(self.model, self.decoder, self.layers, bits, calibrate)
         rows = merged(self.model, (*self.report.rows, *map(row_of, self.layers)))
         self.set_report(replace(self.report, rows=rows, budget=spent))
+
+    def pack(self) -> None:
+        """Store the weights of the layers in panels. After an interrupt the model works, and its report is accurate."""
+        model, wanted = self.model, [one for one in self.layers if one.formats]
+        groups = groups_to_pack(model, [one.module for one in wanted])
+        sizes = [sum(weight_bytes(module) for module in group) for group in groups]
+        try:
+            for group in track(groups, "packing", sizes, unit="B", delay=DELAY):
+                pack(group)
+        finally:
+            missed = {one.name for one in wanted if not isinstance(one.module, PackedLinear)}
+            rows = tuple(
+                replace(row, op=Linear.infini_ops, reason="interrupted") if row.name in missed else row
+                for row in self.report.rows
+            )
+            self.layers = []
+            self.set_report(replace(self.report, rows=merged(model, rows)))
 
     def quantize(self, taken: list[str]) -> None:
         """Quantize the layers, and align the weights that stay. This cannot be undone.
@@ -293,9 +314,9 @@ def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
             seen |= {id(p) for p in own}
             parameters += sum(local(p).numel() for p in own)
             size += sum(local(p).nbytes for p in own)
-            if isinstance(module, Quantized):
+            if isinstance(module, Reformatted):
                 parameters += module.weight_count
-                size += sum(b.nbytes for b in module.buffers())
+                size += module.weight_bytes
         last[name] = replace(last[name], parameters=parameters, bytes=size)
     return tuple(last[name] for name in modules if name in last)
 

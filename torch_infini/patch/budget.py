@@ -20,7 +20,7 @@ from .decoder import Decoder
 from .layers.experts import Experts
 from .layers.experts import weights_of as names_of
 from .options import PREFIX
-from .report import Budget
+from .report import SKIPPED, Budget
 
 TOKENS = 64  # random tokens, used without a text for calibration
 MOST_TOKENS = 512  # of a text for calibration
@@ -28,12 +28,16 @@ NAME = "torch_infini.patch_model"
 
 
 class QuantizableLayer(NamedTuple):
-    """A linear layer or experts: the formats by their names in `weights=`, or the reason why there is none."""
+    """A linear layer or experts: the formats by their names in `weights=`, or the reason why there is none.
+
+    `op` is what computes it without a format.
+    """
 
     name: str
     module: nn.Module
     formats: dict[str, str]
     reason: str
+    op: str = SKIPPED
 
 
 class Step(NamedTuple):

@@ -28,7 +28,7 @@ from .layers.layer import DecoderLayer
 from .layers.layer_norm import LayerNorm
 from .layers.mlp import GATES, GatedMLP
 from .layers.norm import RMSNorm
-from .layers.quantized import Quantized
+from .layers.quantized import Reformatted
 from .paged.sites import Site, Unserved, find_sites
 from .report import IN_PARTS, SKIPPED, Row, pattern, shortened
 from .state import Selection, states_in, undo
@@ -352,8 +352,8 @@ def _read(model: nn.Module, decoder: Decoder, rows: Sequence[Row]) -> Descriptio
 
 
 def _count(model: nn.Module) -> int:
-    quantized = sum(module.weight_count for module in model.modules() if isinstance(module, Quantized))
-    return quantized + sum({id(p): p.numel() for p in model.parameters()}.values())
+    freed = sum(module.weight_count for module in model.modules() if isinstance(module, Reformatted))
+    return freed + sum({id(p): p.numel() for p in model.parameters()}.values())
 
 
 def _norm(name: str, module: nn.Module) -> NormDescription | None:

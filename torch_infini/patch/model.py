@@ -14,7 +14,7 @@ from .files.save import save
 from .layers.continuous import continuous_name
 from .layers.interface import IMPLEMENTATION, NAME
 from .layers.loop import Loop
-from .layers.quantized import Quantized
+from .layers.quantized import Quantized, Reformatted
 from .swap import PLAN, Patched
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class Model(Original):
         return manager
 
     def get_expanded_tied_weights_keys(self, *args: Any, **kwargs: Any) -> dict[str, str]:
-        """Return the original's keys without those of quantized layers, which have no weight to tie."""
+        """Return the original's keys without those of layers in another form, which have no weight to tie."""
         keys = super().get_expanded_tied_weights_keys(*args, **kwargs)
 
         def layer(name: str) -> nn.Module:
             return self.get_submodule(name.rpartition(".")[0])
 
-        return {name: source for name, source in keys.items() if not isinstance(layer(name), Quantized)}
+        return {name: source for name, source in keys.items() if not isinstance(layer(name), Reformatted)}
 
     def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> Any:
         """Save the model as transformers does; with quantized weights as save_patched does, in one file.

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..weights import names
 
 PREFIX = "auto:"
+PACKED = "packed"  # dense weights in panels: no format of torch_infini.weights, because nothing is quantized
 
 
 def bits_of(weights: object, where: str = "torch_infini.patch_model") -> float | None:
@@ -40,8 +41,8 @@ def check_weights(where: str, weights: object, calibrate: Tensor | None) -> None
         ValueError: For unknown weights, an invalid number of bits, a calibrate that is not token ids, or one without
             "auto:BITS".
     """
-    if weights not in (None, *names()) and not str(weights).startswith(PREFIX):
-        known = ", ".join(map(repr, (None, *names(), "auto:BITS")))
+    if weights not in (None, *names(), PACKED) and not str(weights).startswith(PREFIX):
+        known = ", ".join(map(repr, (None, *names(), PACKED, "auto:BITS")))
         raise ValueError(f"{where}: weights must be one of {known}, got {weights!r}")
     bits = bits_of(weights, where)
     if calibrate is None:

@@ -1,7 +1,8 @@
-"""Chooses the layers and experts to quantize and their integer formats; fuses layers that share an input."""
+"""Chooses the layers and experts to quantize, and their formats, or those to pack; fuses layers that share an input."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -11,13 +12,15 @@ from . import budget
 from .decoder import Decoder
 from .layers.attention import Attention
 from .layers.experts import Experts
-from .layers.mlp import GatedMLP
-from .layers.quantized import Quantized
+from .layers.linear import Linear
+from .layers.mlp import GatedMLP, SparseGatedMLP
+from .layers.packed_linear import PackedLinear, StaysDense
+from .layers.quantized import Reformatted
 from .layers.quantized_experts import QuantizedExperts, quantize_experts
 from .layers.quantized_linear import QuantizedLinear, fuse, quantize_layer
 from .layers.sharded import ShardedLinear
 from .layers.state_space import reads_weight
-from .options import bits_of
+from .options import PACKED, bits_of
 from .report import SKIPPED, Budget, Row
 from .state import Selection
 from .swap import PLAN, Unsupported
@@ -27,6 +30,8 @@ def layers_to_choose(
     model: nn.Module, decoder: Decoder, weights: str, selection: Selection
 ) -> list[budget.QuantizableLayer]:
     """Return every module that may be quantized, with the formats that it may have."""
+    if weights == PACKED:
+        return layers_to_pack(model, decoder, selection)
     layers = []
     for name, module, format in layers_to_quantize(model, decoder, weights):
         formats, reason = {}, selection.excludes(name) or ""
@@ -36,6 +41,31 @@ def layers_to_choose(
             except Unsupported as unsupported:
                 reason = str(unsupported)
         layers.append(budget.QuantizableLayer(name, module, formats, "" if formats else reason))
+    return layers
+
+
+def layers_to_pack(model: nn.Module, decoder: Decoder, selection: Selection) -> list[budget.QuantizableLayer]:
+    """Return the linear layers that layers_to_quantize finds, packed where they can be.
+
+    Experts stay as they are. A weight that another module has too, as a head that is tied to the embedding, would have
+    a copy in rows in any case.
+    """
+    users = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
+    layers = []
+    for name, module, _ in layers_to_quantize(model, decoder, PACKED):
+        if isinstance(module, Experts):
+            continue
+        formats, op, reason = {}, SKIPPED, selection.excludes(name) or ""
+        try:
+            if not reason:
+                PackedLinear.plans(module)
+                if users[id(module._parameters["weight"])] > 1:
+                    raise StaysDense("its weight stays in rows, because another module has it too")
+                formats = {PACKED: PACKED}
+        except Unsupported as unsupported:
+            reason = str(unsupported)
+            op = Linear.infini_ops if isinstance(unsupported, StaysDense) else SKIPPED
+        layers.append(budget.QuantizableLayer(name, module, formats, reason, op))
     return layers
 
 
@@ -64,7 +94,7 @@ def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[
     for name, module in model.named_modules():
         if (
             not isinstance(module, nn.Linear | Experts)
-            or isinstance(module, Quantized)
+            or isinstance(module, Reformatted)
             or id(module) in adapters | read
         ):
             continue
@@ -89,7 +119,10 @@ def row_of(layer: budget.QuantizableLayer) -> Row:
     """Return the report's row for a layer in its first format."""
     format = next(iter(layer.formats), None)
     kind = kind_of(layer.module)
-    op = SKIPPED if format is None else kind.ops(kind.plans(layer.module, format)[0])
+    if format is None:
+        op = layer.op
+    else:
+        op = PackedLinear.infini_ops if format == PACKED else kind.ops(kind.plans(layer.module, format)[0])
     return Row(layer.name, type(layer.module).__name__, op, layer.reason)
 
 
@@ -120,6 +153,18 @@ def groups_of(decoder: Decoder, layers: Sequence[budget.QuantizableLayer]) -> li
             inputs = [id(module._modules[name]) for name in vars(module)[PLAN].inputs]
             groups.append([index.pop(one) for one in inputs if one in index])
     return [*filter(None, groups), *([i] for i in index.values())]
+
+
+def groups_to_pack(model: nn.Module, modules: Sequence[nn.Module]) -> list[list[nn.Module]]:
+    """Group layers with one input, if one product computes them all; others are alone."""
+    left = {id(module): module for module in modules}
+    groups = []
+    for module in model.modules():
+        if isinstance(module, Attention | GatedMLP) and not isinstance(module, SparseGatedMLP):
+            inputs = [module._modules[name] for name in vars(module)[PLAN].inputs]
+            if len({id(one) for one in inputs} & left.keys()) == len(inputs) > 1:
+                groups.append([left.pop(id(one)) for one in inputs])
+    return [*groups, *([module] for module in left.values())]
 
 
 def fuse_projections(decoder: nn.Module) -> None:

@@ -12,6 +12,7 @@ from transformers import GenerationMixin
 
 from .decoder import Decoder, find_decoder
 from .layers.interface import IMPLEMENTATION
+from .layers.packed_linear import PackedLinear, make_dense
 from .report import PatchReport
 from .swap import STATE, Patched, restore
 
@@ -85,5 +86,7 @@ def undo(model: nn.Module) -> None:
         setattr(state.patched_config, IMPLEMENTATION, state.values.get(IMPLEMENTATION))
     for module in model.modules():
         vars(module).pop(STATE, None)
+        if isinstance(module, PackedLinear):
+            make_dense(module)
         if isinstance(module, Patched):
             restore(module)

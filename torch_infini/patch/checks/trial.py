@@ -86,7 +86,7 @@ def without_effect(*args: Any) -> None:
 def rounds_activations(model: nn.Module) -> bool:
     """Return whether layers are quantized: another last bit may give another of the activations' 255 integers."""
     # An attribute of layers.Quantized, which stands on this package.
-    return any(hasattr(type(module), "weight_count") for module in model.modules())
+    return any(hasattr(type(module), "is_savable") for module in model.modules())
 
 
 def rms(x: Tensor) -> float:

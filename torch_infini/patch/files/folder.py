@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from ..._core.dtypes import SAFETENSORS_DTYPES
 from ...checkpoints import StoredLayer, TensorInfo, read_header, read_object, saved_layers
 from ...weights import respelled
+from ..layers.quantized import Reformatted
 
 CONFIG, TENSORS, DESCRIPTION, GENERATION = (
     "config.json",
@@ -52,6 +53,7 @@ def non_persistent_buffers(model: nn.Module) -> list[str]:
         for name, module in model.named_modules(remove_duplicate=False)
         for key, buffer in module._buffers.items()
         if buffer is not None and key in module._non_persistent_buffers_set
+        if not isinstance(module, Reformatted) or key not in module.unsaved
     ]
 
 

@@ -15,7 +15,8 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 
 from ..._core.dtypes import SAFETENSORS_DTYPES
-from ..layers.quantized import Quantized
+from ..layers.quantized import Reformatted
+from ..options import PACKED
 from .config import METHOD, InfiniConfig, QuantizationConfig
 
 if TYPE_CHECKING:
@@ -75,10 +76,12 @@ class Quantizer(HfQuantizer):
         if isinstance(config, InfiniConfig):
             report = patch_model(model.eval(), **config.options)
             reason = report.reason
-            if not reason and not any(isinstance(module, Quantized) for module in model.modules()):
-                reason = "it has no torch.nn.Linear in its layers"
+            if not reason and not any(isinstance(module, Reformatted) for module in model.modules()):
+                kept = (row.reason for row in report.replaced if row.reason)
+                reason = next(kept, "it has no torch.nn.Linear in its layers")
             if reason:
-                raise ValueError(f"{WHERE}: {type(model).__name__} cannot be quantized: {reason}")
+                what = "packed" if config.options["weights"] == PACKED else "quantized"
+                raise ValueError(f"{WHERE}: {type(model).__name__} cannot be {what}: {reason}")
             return
         load.finish(model, self.folder, config.quantized or {}, config.only, config.skip)
         if self.wanted != self.stored:

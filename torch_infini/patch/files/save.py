@@ -19,7 +19,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from ...checkpoints import read_header, write_tensors
-from ..layers.quantized import Quantized
+from ..layers.quantized import Quantized, Reformatted
 from ..shares import local
 from ..state import state_of
 from .config import QuantizationConfig
@@ -74,7 +74,8 @@ def save(model: Module, folder: Path) -> None:
     else:
         model.save_pretrained(folder, state_dict=kept, max_shard_size="1000TB")
     written = read_header(folder / TENSORS).keys()
-    converted = not written <= everything.keys() | set(freed)
+    here = {f"{name}.{p}" for name, one in model.named_modules() if isinstance(one, Reformatted) for p in one.freed}
+    converted = not written <= everything.keys() | here
     write_tensors(folder / BUFFERS, {name: everything[name].clone() for name in non_persistent_buffers(model)})
     description = {"format": FORMAT, "class": type(model).__name__, "converted": converted, **options}
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")

@@ -12,7 +12,9 @@ from transformers.pytorch_utils import Conv1D
 from ..checks.conditions import dense_last, is_plain, needs_fallback, unhooked, unsupported_weights
 from ..shares import LinearShard, local
 from ..swap import PLAN, Patched, Unsupported
-from .quantized_linear import FUSED, FusedLinear, QuantizedLinear
+from .fused import FUSED, FusedProduct
+from .packed_linear import PackedLinear
+from .quantized_linear import QuantizedLinear
 from .sharded import ShardedLinear
 
 linear = torch.ops.infini.linear.default
@@ -20,6 +22,7 @@ fused_linear = torch.ops.infini.fused_linear.default
 matmul = torch.ops.infini.matmul.default
 
 Product = Callable[[Tensor], Tensor]
+_PRODUCTS = (PackedLinear.forward, QuantizedLinear.forward, ShardedLinear.forward)  # of classes with `product`
 
 
 def product_of(module: Any) -> Product | None:
@@ -27,7 +30,7 @@ def product_of(module: Any) -> Product | None:
     if is_plain(module):
         own = module._parameters  # the dict, because parameters may be replaced
         return lambda x: linear(x, own["weight"], own["bias"])
-    if type(module).forward in (QuantizedLinear.forward, ShardedLinear.forward) and unhooked(module):
+    if type(module).forward in _PRODUCTS and unhooked(module):
         product: Product = module.product
         return product
     return None
@@ -42,9 +45,9 @@ def writable_product_of(module: Any) -> Product:
 def fused_product(modules: Sequence[Any]) -> Callable[[Tensor], Tensor | None] | None:
     """Return a function that computes two or three linear layers of one input, concatenated by columns, or None.
 
-    They must be plain, column-parallel shards, or quantized alike. Weights are not copied.
+    They must be plain, column-parallel shards, or stored together. Weights are not copied.
     """
-    fused: FusedLinear | None = modules[0].__dict__.get(FUSED)
+    fused: FusedProduct | None = modules[0].__dict__.get(FUSED)
     if fused is not None:
         return fused.product if fused.consists_of(modules) else None
     own = [module._parameters for module in modules]

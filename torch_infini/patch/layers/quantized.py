@@ -1,9 +1,12 @@
-"""What modules with integer weights share: the base of their patched classes, and the read-only dequantized weight."""
+"""What modules whose weights are stored in another form share: their base classes, and the read-only weight.
+
+Quantized is the base of those with integer weights; packed_linear.py has the layer with exact ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +41,8 @@ def version_of(x: Tensor) -> int | None:
 class ReadOnly(Tensor):
     """A dequantized weight. Writes, as by merging an adapter, raise because they would be lost; results are plain."""
 
+    error = WRITE_ERROR
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
@@ -45,16 +50,16 @@ class ReadOnly(Tensor):
             before = [version_of(x) for x in weights]
             result = func(*args, **(kwargs or {}))
             if before != [version_of(x) for x in weights]:
-                raise ValueError(WRITE_ERROR)
+                raise ValueError(cls.error)
         return result
 
     @property
     def data(self) -> Tensor:
-        return self.detach().as_subclass(ReadOnly)
+        return self.detach().as_subclass(type(self))
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        raise ValueError(WRITE_ERROR)
+        raise ValueError(self.error)
 
 
 def shown(weight: Tensor) -> Tensor:
@@ -62,13 +67,29 @@ def shown(weight: Tensor) -> Tensor:
     return weight if torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
 
 
-class Quantized(Patched):
-    """Base of the modules with integer weights, whose full-precision weights are freed."""
+class Reformatted(Patched):
+    """Base of the modules that store weights in another form than as parameters."""
+
+    unsaved: ClassVar[tuple[str, ...]] = ()  # buffers that are in no file, because they are made from the weights
 
     @property
     def freed(self) -> tuple[str, ...]:
         """The names of the original's parameters that it no longer has."""
         raise NotImplementedError
+
+    @property
+    def weight_count(self) -> int:
+        """The number of these weights on this rank."""
+        raise NotImplementedError
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of these weights on this rank."""
+        raise NotImplementedError
+
+
+class Quantized(Reformatted):
+    """Base of the modules with integer weights, whose full-precision weights are freed."""
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -81,9 +102,8 @@ class Quantized(Patched):
         return plan
 
     @property
-    def weight_count(self) -> int:
-        """The number of quantized weights on this rank."""
-        raise NotImplementedError
+    def weight_bytes(self) -> int:
+        return sum(b.nbytes for b in self.buffers())
 
     @property
     def is_savable(self) -> bool:

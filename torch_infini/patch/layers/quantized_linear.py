@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from ...checkpoints import LinearWeight
 from ...weights import BLOCKS, FORMATS, Integers, best
-from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_weights
+from ..checks.conditions import dense_last, needs_fallback, unsupported_weights
 from ..shares import LinearShard, local
 from ..swap import PLAN, Patched, Unsupported, restore, swap
+from .fused import FUSED, FusedProduct
 from .quantized import Quantized, all_finite, shown
 from .sharded import ShardedLinear
 
-FUSED = "_infini_fused"  # attribute of the first of several layers with one product: their FusedLinear
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 COLUMNS = "weight_columns"  # with act-order: the column of x for each column of the weight
 BUFFER_NAMES = {"weight": INTEGERS, "scales": SCALES, "zeros": ZEROS}  # the buffers of Integers' fields
@@ -168,51 +168,18 @@ def product(format: str, x: Tensor, integers: Integers, bias: Tensor | None) -> 
     return FORMATS[format].product(x, integers, bias, False, None)
 
 
-class FusedLinear:
-    """Several quantized layers with one input: their weights are concatenated, and one product computes all of them.
+class FusedLinear(FusedProduct):
+    """Several quantized layers with one input."""
 
-    Each layer's own buffers are views of its rows. If they no longer are (after loading, conversion, unpickling), the
-    next product concatenates them again.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self.modules = list(modules)
-        self.parts: list[tuple[Tensor, Tensor | None]] = []
-        self.whole: dict[str, Tensor] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"modules": self.modules, "parts": [], "whole": {}}  # the layers' own buffers are pickled with them
-
-    def consists_of(self, modules: Sequence[nn.Module]) -> bool:
-        """Return whether these are the layers, without hooks; release the memory if not."""
-        same = all(module is own and unhooked(module) for module, own in zip(modules, self.modules, strict=True))
-        if not same:
-            self.release()  # accelerate's hooks, for example, move the layers' buffers
-        return same
+    shared = (INTEGERS, SCALES)
 
     def product(self, x: Tensor) -> Tensor | None:
-        """Multiply x by all weights; None if the layers are not quantized alike."""
         if not self.is_whole() and (torch.compiler.is_compiling() or not self.concatenate()):
             return None
         plan: WeightPlan = self.modules[0].__dict__[PLAN]
         return product(plan.format, x, integers_of(self.whole), None)
 
-    def release(self) -> None:
-        """Drop the references to the concatenated weights; the layers keep their views."""
-        self.parts, self.whole = [], {}
-
-    def is_whole(self) -> bool:
-        """Return whether every layer's buffers are still views of the concatenated weights."""
-        if not self.parts:
-            return False
-        for (integers, scales), module in zip(self.parts, self.modules, strict=True):
-            buffers = module._buffers
-            if buffers.get(INTEGERS) is not integers or buffers.get(SCALES) is not scales:
-                return False
-        return True
-
     def concatenate(self) -> bool:
-        """Concatenate the layers' buffers; return False if the layers are not quantized alike."""
         self.release()
         modules = [module for module in self.modules if isinstance(module, QuantizedLinear)]
         if len(modules) < len(self.modules) or any(module.bias is not None for module in modules):
@@ -234,7 +201,7 @@ class FusedLinear:
                     parts = self.whole[name].split([len(tensor) for tensor in tensors])
                 for module, part in zip(modules, parts, strict=True):
                     module._buffers[name] = part
-        self.parts = [(module._buffers[INTEGERS], module._buffers.get(SCALES)) for module in modules]
+        self.keep_parts()
         return True
 
 
