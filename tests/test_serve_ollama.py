@@ -323,6 +323,18 @@ def test_bodies_that_are_refused(service: Service, path: str, fields: dict[str, 
     assert set(answer.json()) == {"error"} and rule in answer.json()["error"], answer.text
 
 
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain"])
+def test_bodies_are_json_whatever_their_type(service: Service, say: Say, kind: str | None) -> None:
+    """`curl -d` and LiteLLM name another type, or none; web pages, which have an origin, must name it."""
+    say("ok")
+    body = json.dumps({"model": MODEL, "messages": USER, "stream": False})
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = ask(service, "POST", CHAT, content=body, headers=headers)
+    assert answer.status_code == 200 and answer.json()["message"]["content"] == "ok", answer.text
+    answer = ask(service, "POST", CHAT, content=body, headers={**headers, "Origin": "https://elsewhere.example"})
+    assert answer.status_code == 415 and "Content-Type must be" in answer.json()["error"]
+
+
 def test_other_errors(llm: AsyncLLM, service: Service, say: Say) -> None:
     say("ok")
     for method, path, status in (("POST", "/api/pull", 404), ("GET", CHAT, 405)):

@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from .errors import add_handlers
-from .middleware import PUBLIC, Authentication, BodyLimit, RequestId
+from .middleware import PUBLIC, Authentication, BodyLimit, PlainJson, RequestId
 from .request_log import RequestLog
 from .routes import ROUTERS, page
 from .service import Service
@@ -31,6 +31,7 @@ def create_app(service: Service) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     # The middleware added last runs first.
+    app.add_middleware(PlainJson, prefix="/api/")  # Ollama's
     app.add_middleware(BodyLimit, max_body=service.settings.max_body, seconds=service.settings.receive_timeout)
     if service.settings.api_key is not None:
         public = PUBLIC | page.files().keys() if service.settings.page else PUBLIC

@@ -1,4 +1,4 @@
-"""ASGI middleware: request ids, the API key, limits of bodies. Plain ASGI, so that streams pass through."""
+"""ASGI middleware: request ids, the API key, limits and types of bodies. Plain ASGI, so that streams pass through."""
 
 from __future__ import annotations
 
@@ -111,3 +111,27 @@ class BodyLimit:
 
     def _error(self, came: str) -> ApiError:
         return ApiError(413, f"the body must have at most {self._max_body} bytes, got {came}")
+
+
+class PlainJson:
+    """Takes the bodies of some routes for JSON whatever their Content-Type, as their clients expect, such as `curl -d`.
+
+    Not those that a web page sends, which have an Origin: browsers ask before they send JSON for a page of another
+    site, and send other types unasked.
+
+    Args:
+        app: Gets the requests.
+        prefix: That of the routes' paths, below the path at which the application is mounted.
+    """
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._is_of_prefix(scope) and "origin" not in Headers(scope=scope):
+            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+            scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+        await self._app(scope, receive, send)
+
+    def _is_of_prefix(self, scope: Scope) -> bool:
+        return bool(scope["path"].removeprefix(scope.get("root_path", "")).startswith(self._prefix))
