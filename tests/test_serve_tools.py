@@ -288,7 +288,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": "now"}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"json_object": True}}, "tool_choice"),
     ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]}, "messages[0].reasoning_content"),
@@ -402,12 +402,65 @@ def test_texts_of_a_form_come_after_reasoning(template: str, service: Service, s
     assert message == {"role": "assistant", "content": "yes", "refusal": None}
 
 
+def of_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+
+
+@pytest.mark.parametrize("template", [*(answer[0] for answer in ANSWERS[:-1]), "think", "begun"])
+def test_an_answer_is_a_text_of_a_form_or_calls(template: str, service: Service, say: Say) -> None:
+    """Agents ask for both: the model calls tools, and its last answer is JSON."""
+    pytest.importorskip("llguidance")
+    begin = {"think": "<think>\nso\n</think>\n\n", "begun": "so\n</think>\n\n"}.get(template, "")
+    texts = {name: (text, number) for name, text, _, number in ANSWERS}
+    text, number = texts.get(template, (f"{CALL}\n{NOW}", 2))
+    calls = text[text.index(next(one for one in ("<", "[T") if one in text)) :].removeprefix("<|python_tag|>")
+    tools = [{"type": "function", "function": {"name": "now"}}, {**WEATHER}]
+    say(begin + calls, template)
+    answer = both(service, tools=tools, **of_schema(STRICT))
+    made = [call["function"] for call in answer["message"]["tool_calls"]]
+    assert [call["name"] for call in made] == ["weather", "now"][:number] and answer["finish_reason"] == "tool_calls"
+    assert json.loads(made[0]["arguments"]) == json.loads(ARGUMENTS)
+    assert not answer["message"]["content"] and answer["message"].get("reasoning_content") == ("so" if begin else None)
+    for written in (PICKED[0], '{"kind": "b", "sure": true}'):
+        say(begin + written, template)
+        answer = both(service, tools=tools, **of_schema(STRICT))
+        assert answer["message"]["content"] == written and answer["finish_reason"] == "stop"
+        assert "tool_calls" not in answer["message"]
+    # Whatever else the model would write.
+    say(begin + "No.", template)
+    answer = both(service, tools=PICKS, seed=1, parallel_tool_calls=False, **of_schema(STRICT))
+    call = answer["message"].get("tool_calls", [{"function": {"arguments": answer["message"]["content"]}}])
+    assert set(json.loads(call[0]["function"]["arguments"])) == {"kind", "sure"}
+
+
+def test_a_form_that_is_wrong_beside_tools(service: Service, say: Say) -> None:
+    """The error is that of the form, or of the tools."""
+    pytest.importorskip("llguidance")
+    say("x")
+    nothing = {"type": "object", "properties": {"a": {"type": "nothing"}}}
+    body = {"messages": MESSAGES, "max_tokens": 4}
+    check_error(
+        ask(service, "POST", CHAT, json={**body, "tools": PICKS, **of_schema(nothing)}),
+        "response_format.json_schema.schema",
+    )
+    wrong = function(name="f", parameters=nothing)
+    check_error(ask(service, "POST", CHAT, json={**body, **wrong, **of_schema(STRICT)}), "tools")
+
+
+def test_a_call_that_must_be_has_no_text_of_a_form(service: Service, say: Say) -> None:
+    """Clients send the schema of the answer as a tool's and as the text's."""
+    pytest.importorskip("llguidance")
+    say(CALL.replace(ARGUMENTS, PICKED[0]).replace("weather", "pick"))
+    answer = both(service, tools=PICKS, tool_choice=named("pick"), **of_schema(STRICT))
+    assert [call["function"]["arguments"] for call in answer["message"]["tool_calls"]] == [PICKED[0]]
+
+
 def test_calls_that_cannot_be(service: Service, say: Say) -> None:
     pytest.importorskip("llguidance")
     say("x")
     body = {"messages": MESSAGES, "tools": PICKS, "tool_choice": "required", "max_tokens": 4}
     for fields, param in (
-        ({"response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"grammar": 'root ::= "a"'}, "tool_choice"),
         ({"structured_outputs": {"regex": "a"}}, "tool_choice"),
         ({"ignore_eos": True}, "ignore_eos"),
         (function(name="f", parameters={"type": "object", "properties": {"a": {"type": "nothing"}}}), "tools"),

@@ -15,6 +15,7 @@ pytest.importorskip("llguidance")
 import llguidance
 
 from support.tool_forms import ARGUMENTS, HARMONY, TEMPLATES, TOOLS, read, rendered
+from torch_infini.engine import StructuredOutputsParams
 from torch_infini.serve.parsers import all_forms, all_thinkings
 from torch_infini.serve.reading import Reading
 
@@ -113,6 +114,31 @@ def test_a_named_function_is_the_only_call() -> None:
     grammar = str(reading._replace(parallel=False).form_of_call("required", added).grammar)
     assert is_accepted("hermes", "added", grammar, other)
     assert not is_accepted("hermes", "added", grammar, f"{now}\n{other}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "harmony"])
+def test_calls_or_json(template: str, kind: str) -> None:
+    """Either begins the answer, also where both are objects in JSON with the same first member."""
+    tokenizer, of_grammars = tokenizer_of(template.split()[0], kind)
+    added = {str(entry.content): token for token, entry in tokenizer.added_tokens_decoder.items()}
+    reading = Reading(all_forms()[template.split()[0]](TEMPLATES[template]), TOOLS, all_thinkings()["think"])
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "size": {"type": "integer"}}}
+    call = written(template, [("get_weather", {"city": "a"})])
+    two = written(template, [("get_weather", {"city": "a"}), ("get_weather", {"city": "b"})])
+    texts = ['{"name": "Ann", "size": 3}', '{"name": "get"}', '{ "size" : 3 }']
+    for form in (StructuredOutputsParams(json=schema), StructuredOutputsParams(json_object=True)):
+        alone, both = (
+            reading._replace(parallel=parallel).with_form(form, added)[1].grammar for parallel in (False, True)
+        )
+        assert llguidance.LLMatcher.validate_grammar(str(both), of_grammars) == ""
+        for begin in ("", "<think>so</think>\n\n"):
+            for text in (call, *texts):
+                assert is_accepted(template, kind, str(alone), begin + text), text
+            assert is_accepted(template, kind, str(both), begin + two)
+            assert not any(is_accepted(template, kind, str(alone), begin + text) for text in (two, "No.", call + "{}"))
+    choice = reading.with_form(StructuredOutputsParams(choice=["yes", "no"]), added)[1].grammar
+    assert all(is_accepted(template, kind, str(choice), text) for text in (call, "yes"))
 
 
 SMALL: dict[str, Any] = {

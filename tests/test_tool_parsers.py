@@ -243,6 +243,21 @@ def parser_ids(parser: OutputParser) -> Any:
     return Any_()
 
 
+@pytest.mark.parametrize("template", [name for name in TEMPLATES if name != "harmony"])
+def test_an_answer_that_is_calls_or_a_text_of_a_form(template: str) -> None:
+    """A call within the text, such as in a string of JSON, is none: calls begin the answer."""
+    name, more = template.split()[0], {"has_form": True, "thinking": "think"}
+    calls = rendered(template, [("get_weather", {"city": "Bern"}), ("now", {})]).removesuffix("<|start_header_id|>")
+    calls = calls.replace("<think></think>", "").strip()
+    for begin in ("", "<think>so</think>\n\n"):
+        reasoning = "so" if begin else ""
+        answer = read_all(begin + calls, name, **more)
+        assert (answer.content, answer.reasoning) == ("", reasoning)
+        assert [called for called, _ in answer.calls] == ["get_weather", "now"]
+        for text in (f'{{"a": "{calls}"}}', f"[{calls}]", f" yes{calls}", "<tool", "[TOOL", ""):
+            assert read_all(begin + text, name, **more) == Answer(text.strip() if begin else text, reasoning, [])
+
+
 @pytest.mark.parametrize("is_thinking", [False, True])
 def test_reasoning(is_thinking: bool) -> None:
     """Begun by the model or by the prompt, never begun, and never ended."""

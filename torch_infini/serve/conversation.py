@@ -76,8 +76,12 @@ async def begin(service: Service, request: Request, body: ChatBody, defaults: De
     prompt = await run_until_disconnect(request.receive, encoding)
     if prompt is None:
         return None
+    field = defaults.form_field or body.form_field
+    if reading.tools and not body.must_call:  # what is wrong with the form itself is not said of the tools
+        await service.compile_form(params, field)
+        field = "tools"
     reading, params = service.read_after(prompt, reading, params, body.tool_choice)
-    await service.compile_form(params, "tools" if body.must_call else defaults.form_field or body.form_field)
+    await service.compile_form(params, "tools" if body.must_call else field)
     generation = service.start([prompt], params, "messages", body.token_limit, adapter)
     return Begun(generation, name, params, reading, prompt)
 

@@ -26,6 +26,7 @@ class Reading(NamedTuple):
         is_thinking: Whether the prompt's end has begun the reasoning.
         parallel: Whether an answer may have several calls.
         template_form: The form of calls in the chat template, which needs earlier messages in its own way.
+        has_form: Whether the text has a form: an answer is that text or calls, not both.
     """
 
     form: Form | None = None
@@ -34,6 +35,7 @@ class Reading(NamedTuple):
     is_thinking: bool = False
     parallel: bool = True
     template_form: Form | None = None
+    has_form: bool = False
 
     @property
     def markers(self) -> frozenset[str]:
@@ -43,7 +45,7 @@ class Reading(NamedTuple):
 
     def parser(self) -> OutputParser:
         """Make the parser of one answer."""
-        return OutputParser(self.form, self.tools, self.thinking, self.is_thinking, self.parallel)
+        return OutputParser(self.form, self.tools, self.thinking, self.is_thinking, self.parallel, self.has_form)
 
     def history(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return a conversation's messages as the chat template needs them."""
@@ -72,25 +74,38 @@ class Reading(NamedTuple):
         grammar = self.form.grammar(named, parallel, tokens, self.thinking, self.is_thinking)
         return StructuredOutputsParams(grammar=grammar)
 
-    def after_reasoning(
+    def with_form(
         self, form: StructuredOutputsParams, tokens: Mapping[str, int]
     ) -> tuple[Reading, StructuredOutputsParams]:
-        """Return the reading and the form of answers with a form, which reasoning may come before.
+        """Return the reading and the form of answers whose text has a form, if they are not calls of the tools.
 
-        A regular expression and a grammar leave no place for reasoning: an answer begins with them.
+        Reasoning may come before. A regular expression and a grammar leave no place for reasoning or calls: an answer
+        begins with them. So does one in a form of calls that has the reasoning in it.
+
+        Args:
+            form: The text's.
+            tokens: The tokenizer's added tokens by their texts.
+
+        Raises:
+            ValueError: If the tools' schemas are too large.
         """
-        thinking = self.thinking
-        no_calls = self._replace(form=None)
-        if thinking is None or self.form_reasons or form.form in ("regex", "grammar"):
-            return no_calls._replace(thinking=None), form
+        if self.form_reasons or form.form in ("regex", "grammar"):
+            return self._replace(form=None, thinking=None), form
+        calls = self.form if self.tools else None
+        if calls is None and self.thinking is None:
+            return self._replace(form=None), form
         lark = Lark(tokens)
         if form.choice is not None:
             text = lark.choice([lark.literal(one) for one in form.choice])
         else:
             schema = form.json if isinstance(form.json, Mapping) else {"type": "object"}
             text = lark.json(schema, white_space_of(form))
-        thought = lark.thought(thinking.begin, thinking.end, self.is_thinking)
-        return no_calls, StructuredOutputsParams(grammar=lark.source(f"{thought} {text}"))
+        if calls is not None:
+            space = white_space_of(form)
+            text = lark.choice([calls.calls_beside_json(lark, self.tools, self.parallel, space), text])
+        if self.thinking is not None:
+            text = f"{lark.thought(self.thinking.begin, self.thinking.end, self.is_thinking)} {text}"
+        return self._replace(form=calls, has_form=True), StructuredOutputsParams(grammar=lark.source(text))
 
     @property
     def form_reasons(self) -> bool:

@@ -291,9 +291,9 @@ class ChatBody(SamplingBody):
         super().reject_unsupported(within)
         check_tools(self.tools or [])
         check_choice(self.tool_choice, self.tools or [])
-        has_form = self.response_format is not None and self.response_format.type != "text"
-        if self.must_call and (has_form or self.structured_outputs is not None or self.grammar):
-            rule = "tool_choice must be none or auto where the text has a form, got another"
+        # response_format is the form of a text, and an answer that must be calls has none.
+        if self.must_call and (self.structured_outputs is not None or self.grammar):
+            rule = "tool_choice must be none or auto where the answer has a form, got another"
             raise ApiError(400, rule, "tool_choice")
 
     @property

@@ -256,7 +256,7 @@ class Service:
             if choice not in ("none", "auto"):
                 form = reading.form_of_call(choice, added)
             elif form is not None:
-                reading, form = reading.after_reasoning(form, added)
+                reading, form = reading.with_form(form, added)
             skips = params.skip_special_tokens and not reading.markers & self.token_texts.special
             return reading, replace(params, structured_outputs=form, skip_special_tokens=skips)
         except ValueError as error:

@@ -57,6 +57,10 @@ class Form:
         """
         raise NotImplementedError
 
+    def calls_beside_json(self, lark: Lark, tools: Tools, parallel: bool, options: Mapping[str, Any]) -> str:
+        """Return the expression of `calls` for a grammar where JSON with these options may stand instead of them."""
+        return self.calls(lark, tools, parallel)
+
     def grammar(
         self,
         tools: Tools,

@@ -15,6 +15,8 @@ SPACES = r"/[ \n]{0,4}/"  # beside reasoning
 # White space in JSON as chat templates write it; models may write other white space without end.
 SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+DEFINITIONS = ("$defs", "definitions")  # members of a schema to which references point from its root
+
 
 class Lark:
     """A grammar; its methods return expressions, and add the rules that these need.
@@ -89,6 +91,20 @@ class Lark:
             calls.append(f"{head} {self.json_object(schema)} {self.literal('}')}")
         return self.choice(calls)
 
+    def json_call_as_json(self, tools: Mapping[str, Schema], arguments: str, options: Mapping[str, Any]) -> str:
+        """Return the expression of json_call where other JSON with these options may stand instead.
+
+        A fixed text such as {"name": is one lexeme, which the lexer would not leave for the brace and name of the other
+        JSON; nor would it leave white space of other options.
+        """
+        calls = []
+        for name, schema in tools.items():
+            definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
+            members = {"name": {"const": name}, arguments: {"type": "object", **schema}}
+            call = {"type": "object", "properties": members, "required": [*members], "additionalProperties": False}
+            calls.append(self.json({**definitions, **call}, options))
+        return self.choice(calls)
+
     def until(self, end: str, pattern: str = ANY) -> str:
         """Return the expression of any text up to an end marker, and the marker."""
         head, token = "", None
@@ -125,7 +141,7 @@ class Lark:
             return self.choice([self.literal(str(one) + end) for one in choices])
         if not isinstance(value, Mapping) or not kinds or "string" in kinds:
             return self.until(end)
-        definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+        definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
         return f"{self.json({**definitions, **value})} {self.literal(end)}"
 
 

@@ -38,6 +38,7 @@ class OutputParser:
         thinking: How the model writes its reasoning; None: reasoning is content.
         is_thinking: Whether the prompt's end has begun the reasoning.
         parallel: Whether an answer may have several calls. If not, it ends with the first.
+        has_form: Whether the content has a form: markers of calls that do not begin the answer are content.
 
     Attributes:
         num_calls: The number of calls that have begun.
@@ -52,6 +53,7 @@ class OutputParser:
         thinking: Thinking | None = None,
         is_thinking: bool = False,
         parallel: bool = True,
+        has_form: bool = False,
     ) -> None:
         self.scanner = Scanner()
         self.tools = tools or {}
@@ -60,7 +62,7 @@ class OutputParser:
         self.is_reasoning = False
         self.may_reason = thinking is not None
         self._form, self._thinking, self._is_thinking = form, thinking, is_thinking
-        self._parallel = parallel
+        self._parallel, self._has_form = parallel, has_form
         self._events: list[Event] = []
         # White space is held back for a call that may follow.
         self._content = Trimmed(strips=False, holds=form is not None)
@@ -151,11 +153,23 @@ class OutputParser:
         """
         if self.is_over:
             return None
+        if self._has_form and not (yield from self._is_next(markers)):
+            markers = ()
         found: str | None = yield from self.scanner.until(markers, self.content)
         if found is not None:
             self.scanner.mark()
             self._marker = found
         return found
+
+    def _is_next(self, markers: tuple[str, ...]) -> Steps[bool]:
+        """Return whether a marker follows, with white space before it."""
+        self.scanner.mark()
+        yield from self.scanner.spaces()
+        is_next = False
+        for marker in markers:
+            is_next = is_next or (yield from self.scanner.literal(marker))
+        self.scanner.rewind()
+        return is_next
 
     def reject(self) -> None:
         """Make the marker that content_until found, and what follows it, content: it begins no call."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..form import Form, Tools
 from ..grammar import Lark
 from ..output import OutputParser
@@ -48,3 +51,6 @@ class Llama3(Form):
 
     def calls(self, lark: Lark, tools: Tools, parallel: bool) -> str:
         return lark.several(lark.json_call(tools, "parameters"), "; ", parallel)
+
+    def calls_beside_json(self, lark: Lark, tools: Tools, parallel: bool, options: Mapping[str, Any]) -> str:
+        return lark.several(lark.json_call_as_json(tools, "parameters", options), "; ", parallel)
