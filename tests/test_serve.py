@@ -212,6 +212,22 @@ def test_fields_of_sampling(llm: AsyncLLM, service: Service) -> None:
     assert whole.json()["usage"]["total_tokens"] == service.max_model_len  # no limit but the context
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_usage_in_every_chunk(service: Service, path: str) -> None:
+    """guidellm asks for it: that of the last chunk is the whole one."""
+    prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "hello"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**prompt, "max_tokens": 12, "ignore_eos": True, "seed": 1, "stream": True, "stream_options": options}
+    *chunks, last = events_of(ask(service, "POST", path, json=body).text)
+    usages = [chunk["usage"] for chunk in chunks]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts) and counts[0] > 0 and usages[-1] == last["usage"]
+    assert last["usage"]["completion_tokens"] == 12 and last["choices"] == []
+    assert {usage["prompt_tokens"] for usage in usages} == {last["usage"]["prompt_tokens"]}
+    for usage in usages:
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
 def test_end_of_sequence(tmp_path: Path) -> None:
     """An end token ends the text; ignore_eos goes on."""
     from torch_infini.models import Llama

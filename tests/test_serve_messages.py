@@ -220,6 +220,15 @@ def test_bodies_that_are_refused(service: Service, fields: dict[str, Any], rule:
     assert error["error"]["type"] == kind and rule in error["error"]["message"], error
 
 
+def test_a_thread_is_refused_as_clients_expect(service: Service) -> None:
+    """Anthropic's client sends all messages again where the details say so."""
+    answer = ask(
+        service, "POST", PATH, json={"model": MODEL, "max_tokens": 3, "messages": USER, "thread": {"type": "create"}}
+    )
+    details = answer.json()["error"]["details"]
+    assert answer.status_code == 400 and details["error_code"] == "thread_unsupported_request"
+
+
 def test_keys(llm: AsyncLLM, say: Say) -> None:
     say("ok")
     service = service_of(llm, api_key="secret")

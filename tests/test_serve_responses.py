@@ -138,6 +138,24 @@ def test_limits_and_forms(service: Service, say: Say) -> None:
     )
 
 
+def test_settings_of_other_interfaces_reach_the_engine(
+    service: Service, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """guidellm sends ignore_eos; the others are vLLM's too."""
+    say("x")
+    sent: list[Any] = []
+    make = service.llm.engine.new_request
+
+    def new_request(prompt: Any, params: Any, *more: Any) -> Any:
+        sent.append(params)
+        return make(prompt, params, *more)
+
+    monkeypatch.setattr(service.llm.engine, "new_request", new_request)
+    given = {"top_k": 5, "seed": 3, "presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.5}
+    assert post(service, max_output_tokens=4, ignore_eos=True, **given)["usage"]["output_tokens"] == 4
+    assert {name: getattr(sent[0], name) for name in given} == given and sent[0].ignore_eos
+
+
 def test_conversations(service: Service, say: Say) -> None:
     """A conversation continued by id, and the same one sent whole, are one prompt."""
     say(FULL)

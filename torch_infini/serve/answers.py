@@ -48,6 +48,7 @@ class Answer:
         fingerprint: Identifies what computes the answers, as system_fingerprint; None: null.
 
     Attributes:
+        continuous_usage: Whether the chunks of a stream that has its usage have it so far: that of the choice's prompt.
         PREFIX, WHOLE, CHUNK: The beginning of ids, and the names of the objects, whole and in a stream.
         MEDIA_TYPE: That of a stream.
         PING: What a stream sends while nothing is computed; may be empty.
@@ -58,6 +59,7 @@ class Answer:
     CHUNK: str
     MEDIA_TYPE = "text/event-stream"
     PING = PING
+    continuous_usage = False
 
     def __init__(self, model: str, texts: TokenTexts | None, fingerprint: str | None = None) -> None:
         self._head: dict[str, Any] = {
@@ -78,12 +80,11 @@ class Answer:
 
         Args:
             part: The part.
-            include_usage: Whether the chunks' usage is null, because the last chunk has it.
+            include_usage: Whether the last chunk has the usage; then that of the others is null, or so far.
         """
-        return b"".join(
-            self._before + to_json(choice) + (b'],"usage":null}\n\n' if include_usage else b"]}\n\n")
-            for choice in self._deltas(part)
-        )
+        usage = to_json(usage_of([part.output])) if include_usage and self.continuous_usage else b"null"
+        after = b'],"usage":' + usage + b"}\n\n" if include_usage else b"]}\n\n"
+        return b"".join(self._before + to_json(choice) + after for choice in self._deltas(part))
 
     @cached_property
     def _before(self) -> bytes:

@@ -54,6 +54,7 @@ class ApiError(HTTPException):
         param: The field of the body; nested fields as messages[0].role.
         code: None: the status's default.
         headers: Headers of the response.
+        details: What Anthropic's clients decide by, beside the message.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class ApiError(HTTPException):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(status, message, headers)
-        self.param, self.code = param, code
+        self.param, self.code, self.details = param, code, details
 
     def body(self, path: str = "") -> dict[str, Any]:
         """Return the error object for a request of this path, in the form of the path's interface."""
@@ -86,7 +88,8 @@ def openai_error(error: ApiError) -> dict[str, Any]:
 def anthropic_error(error: ApiError) -> dict[str, Any]:
     status = error.status_code
     kind = ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": printable(error.detail)}}
+    details = {} if error.details is None else {"details": error.details}
+    return {"type": "error", "error": {"type": kind, "message": printable(error.detail), **details}}
 
 
 def ollama_error(error: ApiError) -> dict[str, Any]:

@@ -118,6 +118,7 @@ Content = Annotated[
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's
 
 
 class ChatMessage(Body):
@@ -191,6 +192,10 @@ class SamplingBody(Body):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
     def form_field(self) -> str:
         """The field that has the form of the text."""
         return GRAMMAR if self.grammar else SCHEMA if self.structured_outputs is None else FORMS
@@ -223,6 +228,9 @@ class SamplingBody(Body):
             if not self.stream:
                 refused = "stream_options must be null where stream is not true, got an object"
                 raise ApiError(400, refused, "stream_options")
+            if self.continuous_usage and not self.include_usage:
+                name = "stream_options.continuous_usage_stats"
+                raise ApiError(400, f"{name} must be null or false where include_usage is not true, got true", name)
         limit, most = self.token_limit
         given = {
             "max_tokens": most or (None if most is None else self.zero_limit),

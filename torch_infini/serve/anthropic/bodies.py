@@ -74,6 +74,7 @@ class CountBody(MessageBody):
     tools: list[AnthropicTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: AnthropicChoice | None = None
     thinking: AnthropicThinking | None = None
+    thread: Block | None = None
 
     def chat(self, **more: Any) -> ChatBody:
         """Return the same request as a body of chat completions; ApiError for what it cannot have.
@@ -82,6 +83,11 @@ class CountBody(MessageBody):
             **more: Other fields of that body.
         """
         self.reject_unsupported()
+        if self.thread is not None:
+            # The client's runner of tools asks for it, and sends all messages again where it gets these details.
+            details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            rule = "thread must be null, because this server keeps no conversations, got another"
+            raise ApiError(400, rule, "thread", details=details)
         fields: dict[str, Any] = {"model": self.model, "messages": list(self._messages()), **more}
         if self.tools:
             fields["tools"] = [self._tool(tool, f"tools[{at}].") for at, tool in enumerate(self.tools)]

@@ -29,6 +29,7 @@ WITHOUT_EFFECT = {
 NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "top_logprobs": (0,), "truncation": ("disabled",)}
 TEXTS = ("input_text", "output_text", "text")
 LARGEST_INPUT = 4096  # items
+SAMPLING = ("top_k", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos")
 REPEATED = ("tools", "tool_choice", "text", "reasoning")  # objects of the body that the answer has as they came
 
 
@@ -52,6 +53,13 @@ class ResponsesBody(Body):
     metadata: dict[Text, Text] | None = None
     max_tool_calls: int | None = None  # of tools that OpenAI's servers run: there are none
     chat_template_kwargs: dict[str, Any] | None = None
+    # vLLM's, of which load generators use some:
+    top_k: int | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
 
     def reject_unsupported(self, within: str = "") -> None:
         """Raise ApiError for an unknown field, and for an unsupported one unless its value is neutral."""
@@ -94,6 +102,7 @@ class ResponsesBody(Body):
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
+            **{name: getattr(self, name) for name in SAMPLING},
             "stream": self.stream,
             "parallel_tool_calls": self.parallel_tool_calls,
             "chat_template_kwargs": self.chat_template_kwargs,

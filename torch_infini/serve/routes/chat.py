@@ -22,4 +22,5 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     if begun is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     answer = ChatAnswer(begun.name, service.token_texts, service.fingerprint, begun.reading)
+    answer.continuous_usage = body.continuous_usage
     return await respond(request, begun.generation, answer, begun.params.n, bool(body.stream), body.include_usage)

@@ -47,7 +47,9 @@ async def answer_to(
     texts = [await service.decode(prompt) for prompt in prompts] if body.echo else []
     echo = [text for text in texts for _ in range(samples)]
     wants = body.prompt_logprobs is not None
-    return CompletionAnswer(name, service.token_texts, service.fingerprint, echo, wants)
+    answer = CompletionAnswer(name, service.token_texts, service.fingerprint, echo, wants)
+    answer.continuous_usage = body.continuous_usage
+    return answer
 
 
 async def read_prompts(
