@@ -14,7 +14,8 @@ struct ByteLines : linear_group8::Layout {
 
     static void unpack(const uint8_t *lines, int pair, int v, VecU (&columns)[2]) {
         for (int i = 0; i < 2; ++i) {
-            const VecU stored = load_bytes(lines + (2 * pair + i) * kLineBytes + v * kVectorBytes);
+            VecU stored = load_bytes(lines + (2 * pair + i) * kLineBytes + v * kVectorBytes);
+            keep_in_register(stored); // GCC would load the line for each row of x
             VecU bytes[] = {stored};
             if constexpr (kOffset != 0) {
                 ByteWeights::split(stored, bytes);

@@ -151,12 +151,13 @@ private:
 // (one row of x, 4096 -> 14336, on a Sapphire Rapids core that reads 15.5 GB/s: 14.6 GB/s, in one place 9.5), or in one.
 constexpr int kStreams = 4;
 
-// How far ahead blocks of block_bytes are prefetched in one place. One row of x with large blocks is so fast that the
-// hardware prefetcher does most of it, and distant prefetches disturb it. As shares of the bandwidth, on a Zen 4 core,
-// 2048 -> 11264, 2048, 4096 and 10240 bytes ahead: group8 one row 0.98, 0.82, 0.76, four rows 0.64, 0.88, 0.98; table4
-// one row 0.64, 0.76, 0.98, four rows 0.54, 0.55, 0.85.
+// How far ahead blocks of block_bytes are prefetched in one place; 0: not at all. Where the bandwidth is the limit the
+// hardware prefetcher alone is best, and others delay it; where products are, it is not ahead enough. GB/s on a Zen 4
+// core that sums floats at 33, 5632 -> 2048, none, 2048 and 10240 bytes ahead: table4 one row 28.8, 15.3, 21.0, two
+// rows 23.2, 14.1, 26.6, four 13.8, 13.1, 19.9; group8 one row 29.4, 28.4, 18.4, two 26.1, 19.8, 19.9, four 21.5, 16.4,
+// 19.9, eight 12.9, 13.4, 19.3 (by hand; weights in large pages, several that are together larger than the caches).
 constexpr int64_t far_ahead(int64_t block_bytes, int rows) {
-    return rows == 1 && block_bytes > 1024 ? 2048 : 10240;
+    return rows <= (block_bytes > 1024 ? 4 : 1) ? 0 : 10240;
 }
 
 // The sums of kM rows of x with one panel per stream; the panels lie `apart` bytes apart.
@@ -172,9 +173,9 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
     for (int64_t block = 0; block < blocks; ++block, panel += Weights::kBlockBytes) {
         for (int s = 0; s < kS; ++s) {
             const uint8_t *const data = panel + s * apart, *const lines = data + kScaleBytes;
-            if constexpr (kS == 1) {
+            if constexpr (kS == 1 && kAhead > 0) {
                 prefetch_weight(data + kAhead, true);
-            } else {
+            } else if constexpr (kS > 1) {
 #pragma GCC unroll 20
                 for (int64_t i = 0; i < Weights::kBlockBytes; i += 64) {
                     __builtin_prefetch(data + kAheadBytes + i);
@@ -193,7 +194,8 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
                                                 load_scales(data + g * kPanel + v * kLanes), of_block);
 #pragma GCC unroll 2
                     for (int pair = 0; pair < kGroupPairs; ++pair) {
-                        if (kS == 1 && v == 0) { // not all at once: there are few buffers for lines in flight
+                        if (kS == 1 && kAhead > 0 &&
+                            v == 0) { // not all at once: there are few buffers for lines in flight
 #pragma GCC unroll 2
                             for (int line = 0; line < kPairLines; ++line) {
                                 prefetch_weight(
