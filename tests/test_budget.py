@@ -196,7 +196,11 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["nowhere", "out"], "MODEL must be a Hugging Face folder with a config.json, got nowhere"),
         (
             [str(MODEL), "out", "--quantization", "int3"],
-            "'w8a16', 'auto:BITS', got 'int3'",
+            "w8a16 or auto:BITS, got int3",
+        ),
+        (
+            [str(MODEL), "out", "--quantization", "packed"],
+            "w8a16 or auto:BITS, got packed",
         ),
         (
             [str(MODEL), "out", "--calibrate", "x"],

@@ -22,7 +22,9 @@ from torch_infini.__main__ import main
 from torch_infini.engine import EmbeddingRequestOutput
 from torch_infini.engine.engine import shortened
 from torch_infini.engine.pooling import KINDS, pooling_defaults
+from torch_infini.nn.linear import fastest
 from torch_infini.patch.encoder import batches, is_encoder_config
+from torch_infini.patch.layers.packed_linear import PackedLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPTS = [[CLS, SEP], [CLS, 5, SEP], [CLS, *range(10, 75), SEP], [3, 1, 4, 1, 5, 9, 2, 6] * 15, [CLS, 7, 8, 9, SEP]]
@@ -194,6 +196,8 @@ def test_models_that_are_loaded(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="quantization must be left out for a folder of save_patched, got 'int8'"):
         LLM(tmp_path, progress=False, quantization="int8")
     half = LLM(folder, progress=False, dtype="bfloat16")
+    packed = [isinstance(module, PackedLinear) for module in half.engine.model.model.modules()]  # type: ignore[attr-defined]
+    assert packed.count(True) == (12 if fastest("dense", torch.bfloat16, "cpu") == "packed" else 0)
     assert float(vectors(half.embed(PROMPTS[2]))[0] @ want) > 0.999
 
 

@@ -18,6 +18,10 @@ from torch import nn
 from support.rounding import assert_likeliest, sums_of
 from torch_infini import LLM, SamplingParams, is_patched, patch_model, runtime
 from torch_infini.nn import KVCache, MixedKVCache
+from torch_infini.nn.linear import fastest
+from torch_infini.patch import save_patched
+from torch_infini.patch.files.foreign import load
+from torch_infini.patch.layers.packed_linear import PackedLinear
 from torch_infini.patch.paged import sites
 from torch_infini.testing import causal_types
 from torch_infini.testing.families import VOCABULARY
@@ -229,6 +233,47 @@ def test_folders(name: str, tmp_path: Path) -> None:
     patch_model(model, weights="int8")
     expected = [output.token_ids for output in served(model).generate(given, greedy())]
     assert [output.token_ids for output in LLM(tmp_path, quantization="int8").generate(given, greedy())] == expected
+
+
+@pytest.mark.skipif(fastest("dense", torch.bfloat16, "cpu") != "packed", reason="panels are no faster on this CPU")
+@pytest.mark.parametrize(
+    "name", ["StableLm", "Gemma2", *(pytest.param(name, marks=pytest.mark.full) for name in ("Granite", "GPTNeoX"))]
+)
+def test_folders_are_packed(name: str, tmp_path: Path) -> None:
+    """A folder's bfloat16 weights are packed: a request has the same bits alone and beside others, steps are recorded.
+
+    A model that the caller holds stays as it is, and so do other dtypes.
+    """
+    family = next(family for family in (*FAMILIES, *OTHERS) if family.name == name)
+    model: Any = family.build(torch.bfloat16, tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    params = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True, logprobs=5)
+    llm = LLM(tmp_path, block_size=4, chunk_size=64, enable_prefix_caching=False)
+    inner = llm.engine.model.model
+    linear = [module for module in inner.modules() if isinstance(module, nn.Linear)]
+    assert linear and all(isinstance(module, PackedLinear) for module in linear)
+    read = sum(p.nbytes for p in model.parameters()) - model.get_input_embeddings().weight.nbytes
+    assert read <= llm.engine.model.bytes_per_step < read + 256  # the rotary embedding's buffers
+    given = prompts((9, 20, 3, 17))
+    together = llm.generate(given, params)
+    assert llm.engine.model.is_recordable
+    alone = [output for prompt in given for output in llm.generate([prompt], params)]
+    for one, other in zip(alone, together, strict=True):
+        assert one.token_ids == other.token_ids and one.outputs[0].logprobs == other.outputs[0].logprobs
+    held = LLM(model, block_size=4, chunk_size=64).engine.model.model
+    wide = LLM(tmp_path, dtype="float32").engine.model.model
+    assert not [module for one in (held, wide) for module in one.modules() if isinstance(module, PackedLinear)]
+
+
+@pytest.mark.skipif(fastest("dense", torch.bfloat16, "cpu") != "packed", reason="panels are no faster on this CPU")
+def test_saved_folders_are_packed(tmp_path: Path) -> None:
+    """A folder of save_patched too: integers stay integers, and what `skip` names stays as it is."""
+    for weights, skip, packed in ((None, ["lm_head"], 14), ("int8", ["model.layers.1.mlp"], 0)):
+        model: Any = FAMILIES[0].build(torch.bfloat16)
+        patch_model(model, weights=weights, skip=skip)
+        save_patched(model, tmp_path / str(weights))
+        loaded = load(tmp_path / str(weights), packs=True)
+        assert [isinstance(module, PackedLinear) for module in loaded.modules()].count(True) == packed
 
 
 def test_values_wider_than_keys() -> None:

@@ -49,6 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"--calibrate must come with --quantization auto:BITS, got --quantization {arguments.quantization}"
         )
+    if arguments.quantization not in names() and not arguments.quantization.startswith("auto:"):
+        raise CommandError(
+            f"--quantization must be one of {', '.join(names())} or auto:BITS, got {arguments.quantization}"
+        )
     try:
         text = None if arguments.calibrate is None else Path(arguments.calibrate).read_text("utf-8")
     except (OSError, ValueError) as error:

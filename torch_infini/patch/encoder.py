@@ -18,10 +18,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 
 from ..checkpoints import Activations, read_object
 from ..ops import FLOATS
-from . import is_patched, load_patched, patch_model
+from . import is_patched, patch_model
 from .checks.probe import HALF
 from .checks.trial import rms
 from .files.folder import DESCRIPTION
+from .files.load import load
+from .layers.packed_linear import bytes_of, packs_weights
+from .options import PACKED
 
 _NAME = "torch_infini.LLM"
 _CAUSAL = ("ForCausalLM", "LMHeadModel")  # ends of class names
@@ -90,7 +93,7 @@ class EncoderModel:
         heads = int(getattr(config, "num_attention_heads", 1))
         kind, positions = config.model_type, positions_of(base)
         self.config = EncoderConfig(kind, len(table), positions, heads, heads, getattr(config, "bos_token_id", None))
-        self.bytes_per_step = sum(tensor.nbytes for tensor in tensors.values()) - table.nbytes
+        self.bytes_per_step = bytes_of(model) - table.nbytes
         self.pads = True
         self.pads = self._try()
 
@@ -203,12 +206,13 @@ def is_encoder(model: nn.Module) -> bool:
     return is_encoder_config({**model.config.to_dict(), "architectures": []})
 
 
-def encoder_of(model: nn.Module, weights: str | None = None) -> EncoderModel:
+def encoder_of(model: nn.Module, weights: str | None = None, packs: bool = False) -> EncoderModel:
     """Make an EncoderModel of a loaded encoder, which is patched unless it already is.
 
     Args:
         model: With a head or without; heads of classifiers are used, others are not.
         weights: As patch_model's; None for a model that is patched.
+        packs: Whether to pack dense weights without `weights`.
 
     Raises:
         ValueError: As EncoderModel, or for weights of a model that is patched.
@@ -221,7 +225,8 @@ def encoder_of(model: nn.Module, weights: str | None = None) -> EncoderModel:
     base = getattr(used, "base_model", used)
     # A classifier's head has few weights, and its rounding would be the scores'.
     heads = [name for name, part in used.named_children() if base is not used and part is not base]
-    report = patch_model(used, weights=weights, skip=heads if weights is not None else ())
+    otherwise = PACKED if packs else None
+    report = patch_model(used, weights=weights or otherwise, skip=heads if weights is not None else ())
     if weights is not None and report.reason:
         raise ValueError(f"{_NAME}: quantization must be left out for this {type(used).__name__}: {report.reason}")
     return EncoderModel(used)
@@ -238,7 +243,7 @@ def load_encoder(
 
     Args:
         folder: The model's; one that save_patched wrote is loaded with its integers.
-        weights: As patch_model's.
+        weights: As patch_model's; None: dense ones are packed where that is faster.
         dtype: Of activations and dense weights; None: the checkpoint's.
         device: The model's device.
         activations: Must be None.
@@ -253,7 +258,7 @@ def load_encoder(
             raise ValueError(
                 f"{_NAME}: quantization must be left out for a folder of save_patched, got {weights!r} for {folder}"
             )
-        stored: Any = load_patched(folder)
+        stored: Any = load(folder, PACKED if packs_weights(device) else None)
         return encoder_of((stored if dtype is None else stored.to(dtype)).to(device))
     classes = read_object(folder / "config.json").get("architectures")
     is_classifier = isinstance(classes, list) and any(str(name).endswith(_CLASSIFIER) for name in classes)
@@ -274,4 +279,4 @@ def load_encoder(
     if missing:
         names = ", ".join(missing[:10])
         raise ValueError(f"{_NAME}: {folder} must hold the tensors of its config.json, got missing: {names}")
-    return encoder_of(model.to(device), weights)
+    return encoder_of(model.to(device), weights, packs_weights(device))

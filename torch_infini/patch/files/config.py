@@ -26,7 +26,7 @@ class InfiniConfig(QuantizationConfigMixin):
     from_pretrained reads them again.
 
     Args:
-        weights: A format, or "auto:BITS".
+        weights: A format, "auto:BITS", or "packed" for dense weights, which files hold as they are.
         only: Patterns of the names of the modules to replace.
         skip: Patterns of the names of modules to leave as they are.
         calibrate: For "auto:BITS", [S] token ids.

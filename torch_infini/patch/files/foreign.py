@@ -39,6 +39,7 @@ from ..decoder import find_decoder
 from ..layers import quantized_experts
 from ..layers.experts import Experts, plans_of, weights_of
 from ..layers.quantized_linear import install_weight
+from ..options import PACKED
 from ..state import Selection
 from ..swap import Unsupported
 from .folder import DESCRIPTION
@@ -54,6 +55,7 @@ def load(
     activations: Activations | None = None,
     *,
     must_patch: bool = True,
+    packs: bool = False,
 ) -> PreTrainedModel:
     """Load a checkpoint, patched.
 
@@ -63,18 +65,19 @@ def load(
         weights: As patch_model's, for a checkpoint that is not quantized.
         activations: As torch_infini.load's.
         must_patch: Raise if nothing of the model can be patched; False: return the model as it is.
+        packs: Pack dense weights where that is possible, as weights="packed" does, also of a quantized checkpoint.
 
     Raises:
         ValueError: As torch_infini.load, or for weights that the checkpoint or the model cannot have.
     """
-    path = find(name)
+    path, otherwise = find(name), PACKED if packs else None
     if (path / DESCRIPTION).is_file():
         for argument, value in (("weights", weights), ("activations", activations)):
             if value is not None:
                 raise ValueError(
                     f"{NAME}: {argument} must be left out for a folder of save_patched, got {value!r} for {path}"
                 )
-        model = load_ours(path)
+        model = load_ours(path, otherwise)
         return model if dtype is None else model.to(dtype)  # type: ignore[arg-type]  # of transformers
     with open_checkpoint(path, activations) as checkpoint:
         if weights is not None and checkpoint.is_quantized:
@@ -98,7 +101,7 @@ def load(
         model.generation_config = GenerationConfig.from_pretrained(path)
     model.name_or_path = str(path)
     model.eval()
-    report = apply(model, weights, False, Selection(None, ()), quantized=quantized)
+    report = apply(model, weights or otherwise, False, Selection(None, ()), quantized=quantized)
     if report.reason:
         if must_patch or weights is not None:
             raise ValueError(f"{NAME}: {type(model).__name__} cannot be patched: {report.reason}")

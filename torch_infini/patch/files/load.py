@@ -45,8 +45,8 @@ from .folder import (
 SMALL_BYTES = 1 << 20  # buffers up to this size are allowed without a tensor in the files
 
 
-def load(folder: Path) -> PreTrainedModel:
-    """Load a model that `save` wrote, patched."""
+def load(folder: Path, weights: str | None = None) -> PreTrainedModel:
+    """Load a model that `save` wrote, patched; weights: None, or "packed" for those that are not quantized."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{LOAD}: folder must be one that save_patched wrote, got {str(folder)!r}, no folder")
     description = read_description(folder)
@@ -56,14 +56,14 @@ def load(folder: Path) -> PreTrainedModel:
     if description.converted:
         check_size(model, header)
         model = load_by_transformers(folder, description)
-        finish(model, folder, {}, description.only, description.skip)
+        finish(model, folder, {}, description.only, description.skip, weights)
         return model
     extra = {} if description.format == 1 else header_of(folder, BUFFERS)
     fill(model, folder, description, header, extra)
     if (folder / GENERATION).exists():
         with as_value_error(GENERATION, "be one of transformers"):
             model.generation_config = GenerationConfig.from_pretrained(folder)
-    finish(model, None, description.quantized, description.only, description.skip)
+    finish(model, None, description.quantized, description.only, description.skip, weights)
     return model
 
 
@@ -146,6 +146,7 @@ def finish(
     quantized: Mapping[str, Any],
     only: list[str] | None,
     skip: list[str],
+    weights: str | None = None,
 ) -> None:
     """Patch a loaded model; non-persistent buffers are read from the folder."""
     if folder is not None and (folder / BUFFERS).is_file():
@@ -160,7 +161,7 @@ def finish(
     for name in quantized:
         vars(model.get_submodule(name)).pop("_is_hf_initialized", None)
     model.eval()
-    report = apply(model, None, False, Selection(only, skip), quantized=list(quantized))
+    report = apply(model, weights, False, Selection(only, skip), quantized=list(quantized))
     if report.reason:
         raise ValueError(f"{LOAD}: {type(model).__name__} cannot be patched: {report.reason}")
 

@@ -22,7 +22,7 @@ class FusedProduct(ABC):
     Attributes:
         shared: The names of these buffers.
         modules: The layers.
-        parts: Each layer's buffers as they were concatenated; empty: they have to be.
+        parts: Each layer's buffers by name, as they were concatenated; empty: they have to be.
         whole: The concatenated buffers, by name.
     """
 
@@ -30,7 +30,7 @@ class FusedProduct(ABC):
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.modules = list(modules)
-        self.parts: list[tuple[Tensor | None, ...]] = []
+        self.parts: list[list[tuple[str, Tensor | None]]] = []
         self.whole: dict[str, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,13 +59,13 @@ class FusedProduct(ABC):
         """Return whether every layer's buffers are still views of the concatenated weights."""
         if not self.parts:
             return False
-        for own, module in zip(self.parts, self.modules, strict=True):
+        for own, module in zip(self.parts, self.modules):
             buffers = module._buffers
-            for name, part in zip(self.shared, own, strict=True):
+            for name, part in own:
                 if buffers.get(name) is not part:
                     return False
         return True
 
     def keep_parts(self) -> None:
         """Note the layers' buffers, which are now views of the concatenated ones."""
-        self.parts = [tuple(module._buffers.get(name) for name in self.shared) for module in self.modules]
+        self.parts = [[(name, module._buffers.get(name)) for name in self.shared] for module in self.modules]

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from ..._core import library
 from ..._core.devices import backing_type
 from ..._core.memory import allocate
+from ...nn.linear import fastest
 from ...ops._packed import PANEL, packed_shape, unpack_linear
 from ..checks.conditions import dense_last, needs_fallback, unsupported_weights
+from ..options import PACKED
 from ..swap import PLAN, Patched, Unsupported, restore, swap
 from .fused import FUSED, FusedProduct
 from .quantized import ReadOnly, Reformatted
@@ -178,19 +180,22 @@ class FusedPanels(FusedProduct):
 
     shared = (PANELS,)
     modules: list[Any]
+    n: int  # rows of the concatenated weights
 
     def product(self, x: Tensor) -> Tensor | None:
         if not self.is_whole() and (torch.compiler.is_compiling() or not self.concatenate()):
             return None
         check_columns(x, self.modules[0].in_features)
-        return linear_packed(x, self.whole[PANELS], sum(module.out_features for module in self.modules), self.bias())
+        bias = None
+        for module in self.modules:
+            if module._parameters["bias"] is not None:
+                bias = self.bias(module._parameters["bias"])
+                break
+        return linear_packed(x, self.whole[PANELS], self.n, bias)
 
-    def bias(self) -> Tensor | None:
-        """Return the layers' biases, concatenated, with 0 for a layer without one; None if no layer has one."""
+    def bias(self, some: Tensor) -> Tensor:
+        """Return the layers' biases, concatenated, with 0 for a layer without one; `some` is one of them."""
         biases: list[Tensor | None] = [module._parameters["bias"] for module in self.modules]
-        some = next((bias for bias in biases if bias is not None), None)
-        if some is None:
-            return None
         return torch.cat(
             [
                 some.new_zeros(module.out_features) if bias is None else bias
@@ -214,7 +219,25 @@ class FusedPanels(FusedProduct):
     def keep(self, whole: Tensor) -> None:
         """Take over the panels of all layers, of which theirs are views."""
         self.whole = {PANELS: whole}
+        self.n = sum(module.out_features for module in self.modules)
         self.keep_parts()
+
+
+def packs_weights(device: torch.device | str) -> bool:
+    """Return whether bfloat16 weights on a device are read faster in panels."""
+    return fastest("dense", torch.bfloat16, device) == PACKED
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters and buffers, each once."""
+    found: dict[int, int] = {}
+    for module in model.modules():
+        own = {**module._parameters, **module._buffers}
+        if isinstance(module, PackedLinear):  # whose panels have rows of other layers too
+            del own[PANELS]
+            found[id(module)] = module.weight_bytes
+        found |= {id(tensor): tensor.nbytes for tensor in own.values() if tensor is not None}
+    return sum(found.values())
 
 
 def check_columns(x: Tensor, k: int) -> None:

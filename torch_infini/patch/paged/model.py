@@ -30,6 +30,7 @@ from ..checks.probe import HALF
 from ..checks.trial import rms, without_side_effects
 from ..layers import interface
 from ..layers.memory import use_large_pages
+from ..layers.packed_linear import bytes_of, packs_weights
 from ..layers.paged import PAGED_NAME
 from ..layers.state_space import reads_weight
 from .calls import PagedBackend
@@ -241,9 +242,8 @@ class PagedModel:
         inner = find_causal_model(self.model)
         table = inner.get_input_embeddings().weight
         head = inner.get_output_embeddings()
-        shared = head is not None and getattr(head, "weight", None) is table
-        tensors = {id(t): t.nbytes for t in (*self.model.parameters(), *self.model.buffers())}
-        return sum(tensors.values()) - (0 if shared else table.nbytes)
+        shared = isinstance(head, nn.Module) and head._parameters.get("weight") is table
+        return bytes_of(self.model) - (0 if shared else table.nbytes)
 
     def _place_by_row(self) -> list[Any]:
         """Let embeddings of positions that count from a cache read the batch's; return the hooks' handles."""
@@ -417,7 +417,7 @@ def load_paged(
 
     Args:
         folder: A folder or .gguf file.
-        weights: As patch_model's.
+        weights: As patch_model's; None: dense ones are packed where that is faster.
         dtype: The dtype of activations and dense weights; None: the checkpoint's.
         device: The model's device.
         activations: As torch_infini.load's.
@@ -427,5 +427,6 @@ def load_paged(
     """
     from ..files.foreign import load
 
-    model = load(folder, dtype, weights, activations, must_patch=False)
+    packs = weights is None and packs_weights(device)
+    model = load(folder, dtype, weights, activations, must_patch=False, packs=packs)
     return PagedModel(model.to(device))  # type: ignore[arg-type]  # of transformers
