@@ -173,6 +173,31 @@ def test_skip_and_left() -> None:
     assert relative(logits(model, ids), expected) < 0.02
 
 
+@pytest.mark.parametrize("name", ["T5", "Mamba"])
+def test_weights_that_a_forward_reads(name: str) -> None:
+    """Layers stay in rows if the model's own forward reads their weights, for which each call would make a copy."""
+    model: Model
+    if name == "T5":
+        sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 64}
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, tie_word_embeddings=False))
+        inputs, last = {"input_ids": tokens() % 64, "decoder_input_ids": tokens() % 64}, "wo"
+    else:
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64, "state_size": 8}
+        model = transformers.MambaForCausalLM(transformers.MambaConfig(**sizes, tie_word_embeddings=False))
+        inputs, last = {"input_ids": tokens() % 64}, "lm_head"
+    model = model.eval().to(BF16)
+    before, expected = state_of(model), logits(model, **inputs)
+    report = patch_model(model, weights="packed")
+    rows = {row.name: row for row in report.rows if row.name.endswith(last)}
+    assert rows and {row.reason for row in rows.values()} == {
+        "its weight stays in rows, because the model's forward reads it"
+    }
+    names = packed_names(model)
+    assert names and not names & rows.keys()
+    assert relative(logits(model, **inputs), expected) < 0.02
+    same_state(model, before)
+
+
 def test_weights_with_nan() -> None:
     """Values are copied as they are."""
     model = small()

@@ -30,7 +30,7 @@ from .layers.linear import Linear
 from .layers.loop import Loop
 from .layers.memory import align
 from .layers.packed import packed_layers, take_over_packed
-from .layers.packed_linear import PackedLinear, pack
+from .layers.packed_linear import PackedLinear, make_dense, noting_reads, pack
 from .layers.quantized import Quantized, Reformatted
 from .model import DecoderModel, Model
 from .options import PACKED, bits_of
@@ -203,18 +203,41 @@ class Patching:
         """Store the weights of the layers in panels. After an interrupt the model works, and its report is accurate."""
         model, wanted = self.model, [one for one in self.layers if one.formats]
         groups = groups_to_pack(model, [one.module for one in wanted])
+        reasons: dict[str, str] = {}
         sizes = [sum(weight_bytes(module) for module in group) for group in groups]
         try:
             for group in track(groups, "packing", sizes, unit="B", delay=DELAY):
                 pack(group)
+            reasons = self.unpack_read()
         finally:
             missed = {one.name for one in wanted if not isinstance(one.module, PackedLinear)}
             rows = tuple(
-                replace(row, op=Linear.infini_ops, reason="interrupted") if row.name in missed else row
+                replace(row, op=Linear.infini_ops, reason=reasons.get(row.name, "interrupted"))
+                if row.name in missed
+                else row
                 for row in self.report.rows
             )
             self.layers = []
             self.set_report(replace(self.report, rows=merged(model, rows)))
+
+    def unpack_read(self) -> dict[str, str]:
+        """Make layers dense whose weight the model's forward reads itself, as for its dtype, for that makes a copy.
+
+        Two tokens through the packed model show them. If it does not compute the same, all layers become dense.
+
+        Returns:
+            The reasons, by the layers' names.
+        """
+        with noting_reads() as read:
+            fault = self.trial.fault()
+        ids = {id(module) for module in read}
+        why = fault or "its weight stays in rows, because the model's forward reads it"
+        reasons = {}
+        for name, module in self.model.named_modules():
+            if isinstance(module, PackedLinear) and (fault or id(module) in ids):
+                make_dense(module)
+                reasons[name] = why
+        return reasons
 
     def quantize(self, taken: list[str]) -> None:
         """Quantize the layers, and align the weights that stay. This cannot be undone.

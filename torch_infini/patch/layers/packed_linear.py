@@ -7,7 +7,8 @@ not grow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,9 @@ from .sharded import ShardedLinear
 
 PANELS = "weight_panels"  # the buffer of the weight
 linear_packed = torch.ops.infini.linear_packed.default
+
+
+_reads: list[list[PackedLinear]] = []  # of each noting_reads that is entered, the layers whose weights were read
 
 
 class StaysDense(Unsupported):  # noqa: N818 (an answer, not an error)
@@ -88,6 +92,8 @@ class PackedLinear(Reformatted):
     @property
     def weight(self) -> Tensor:
         """The weight, [n, k] bfloat16: a new tensor at each access."""
+        if not torch.compiler.is_compiling() and _reads:
+            _reads[-1].append(self)
         weight = rows_of(self)
         return weight if torch.compiler.is_compiling() else weight.as_subclass(PackedWeight)
 
@@ -221,6 +227,16 @@ class FusedPanels(FusedProduct):
         self.whole = {PANELS: whole}
         self.n = sum(module.out_features for module in self.modules)
         self.keep_parts()
+
+
+@contextmanager
+def noting_reads() -> Iterator[list[PackedLinear]]:
+    """Run the body; the layers whose `weight` it reads, each time a copy, are in the list."""
+    _reads.append([])
+    try:
+        yield _reads[-1]
+    finally:
+        _reads.pop()
 
 
 def packs_weights(device: torch.device | str) -> bool:
