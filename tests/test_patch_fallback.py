@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -147,6 +148,11 @@ def test_compile() -> None:
             )
 
 
+def tiny_for(weights: str | None) -> Any:
+    """Return a tiny model in the dtype that `weights` needs."""
+    return tiny(torch.bfloat16 if weights == "packed" else torch.float32)
+
+
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_compiled_graph_calls_the_ops(weights: str | None) -> None:
     """The conditions of a call have the same results under the compiler as without it."""
@@ -185,10 +191,10 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize("weights", [None, "int8", "packed"])
 def test_strided_embeddings(weights: str | None, layout: str) -> None:
     """inputs_embeds with a last stride other than 1 are accepted and computed by the ops."""
-    model = tiny()
+    model = tiny_for(weights)
     patch_model(model, weights=weights)
     x = embeddings(model)
     strided = LAYOUTS[layout](x)
@@ -200,9 +206,9 @@ def test_strided_embeddings(weights: str | None, layout: str) -> None:
 @pytest.mark.parametrize(
     "name", ["layers.0.self_attn.q_proj", "layers.0.mlp", "norm", "layers.0", "layers.0.self_attn"]
 )
-@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize("weights", [None, "int8", "packed"])
 def test_strided_input_of_one_module(weights: str | None, name: str) -> None:
-    model = tiny()
+    model = tiny_for(weights)
     patch_model(model, weights=weights)
     module, x = model.model.get_submodule(name), embeddings(model)
     kwargs = {}

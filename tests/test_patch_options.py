@@ -75,13 +75,13 @@ def test_only_and_skip() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize("weights", [None, "int8", "packed"])
 def test_verify(dtype: torch.dtype, weights: str | None) -> None:
     model, ids = tiny(dtype), tokens()
     report = patch_model(model, verify=True, weights=weights, strict=True)
     found = report.verification
     assert found is not None and found.tokens == 64
-    if weights is None:
+    if weights != "int8":
         exact = rounding_limit(logits(model, ids), *sums_of(model.config))
         assert found.difference <= (exact if dtype == torch.float32 else 2 * found.original_difference)
         assert found.agreement >= 0.9
@@ -92,7 +92,7 @@ def test_verify(dtype: torch.dtype, weights: str | None) -> None:
     assert patch_model(model).verification == found and logits(model, ids).dtype == dtype
 
 
-@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize("weights", [None, "int8", "packed"])
 def test_verify_that_fails(weights: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt while the patched model is measured undoes the patch, unless weights were quantized."""
     from torch_infini.patch.checks.verification import Measurement
@@ -101,13 +101,15 @@ def test_verify_that_fails(weights: str | None, monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Measurement, "compare", interrupted)
-    model = tiny()
-    before = identity(model)
+    model = tiny(torch.bfloat16 if weights == "packed" else torch.float32)
+    before, state = identity(model), {name: x.clone() for name, x in model.state_dict().items()}
     with pytest.raises(KeyboardInterrupt):
         patch_model(model, verify=True, weights=weights)
-    assert is_patched(model) == (weights is not None)
+    assert is_patched(model) == (weights == "int8")
     if weights is None:
         assert identity(model) == before
+    if weights == "packed":
+        assert in_order(model) and all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
 
 
 @pytest.mark.parametrize("call", [0, 1, 5, 13])
