@@ -1,8 +1,9 @@
-"""Decode and prefill speed of a 1.1B-shape Llama from transformers, as it is and after torch_infini.patch_model.
+"""Decode and prefill speed of a 1.1B-shape Llama from transformers, as it is and after torch_infini.patch_model, also
+with weights="packed".
 
     python benchmarks/decode.py --threads 1           # results/CPU/decode.csv
 
-Random weights in bfloat16, batch 1; the two take turns in every round and medians count. The bandwidth is that of the
+Random weights in bfloat16, batch 1; they take turns in every round and medians count. The bandwidth is that of the
 weights, which each token of a decode step reads.
 """
 
@@ -62,20 +63,20 @@ def measure(layers: int, tokens: int, rounds: int, quick: bool) -> list[Row]:
 
     def measurement(variant: str) -> Callable[[], dict[str, float]]:
         def take_times() -> dict[str, float]:
-            if variant == "patched":
-                report = torch_infini.patch_model(model)
+            if variant != "unpatched":
+                report = torch_infini.patch_model(model, weights="packed" if variant == "packed" else None)
                 if variant not in memory:
                     print(report)
             seconds = {f"decode at {n}": decode(model, prompt[:, :n], tokens) for n in CONTEXTS}
             seconds["prefill"] = prefill(model, prompt)[0]
             memory.setdefault(variant, resident_mib())
-            if variant == "patched":
+            if variant != "unpatched":
                 torch_infini.unpatch_model(model)
             return seconds
 
         return take_times
 
-    variants = ("unpatched", "patched")
+    variants = ("unpatched", "patched", "packed")
     times = interleaved_medians({variant: measurement(variant) for variant in variants}, rounds)
     rows = []
     for phase in dict.fromkeys(phase for _, phase in times):

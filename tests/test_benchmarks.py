@@ -185,7 +185,7 @@ def test_decode(measured: Any, tmp_path: Path) -> None:
     rows = measured(tmp_path / "decode.csv", command, "tokens_per_s ratio_to_unpatched resident_mib")
     phases = ("decode at 16", "decode at 512", "prefill")
     assert values(rows, "phase", "variant", "threads") == [
-        (phase, variant, "2") for phase in phases for variant in ("unpatched", "patched")
+        (phase, variant, "2") for phase in phases for variant in ("unpatched", "patched", "packed")
     ]
     assert all(bool(row["weights_gb_per_s"]) == (row["phase"] != "prefill") for row in rows)
 

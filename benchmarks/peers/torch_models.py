@@ -1,6 +1,7 @@
 """Worker for models of transformers: eager, compiled (compile), compiled with packed weights (packed), patched.
 
-packed is Inductor's freezing: it hands every weight to oneDNN once, which lays it out for its own products.
+packed is Inductor's freezing: it hands every weight to oneDNN once, which lays it out for its own products. A patched
+model has its bfloat16 weights packed too, where that is faster (patch_model(weights="packed")).
 """
 
 from __future__ import annotations
@@ -126,9 +127,11 @@ class TorchModels(protocol.Worker):
 def patch(model: PreTrainedModel, dtype: str) -> str:
     """Patch with weights of this dtype; the version of torch_infini."""
     import torch_infini
+    from torch_infini.nn.linear import fastest
 
     if dtype not in ("int8", "int4"):
-        torch_infini.patch_model(model, strict=True)
+        packs = dtype == "bfloat16" and fastest("dense", torch.bfloat16, "cpu") == "packed"
+        torch_infini.patch_model(model, strict=True, weights="packed" if packs else None)
     elif "weights" in inspect.signature(torch_infini.patch_model).parameters:
         torch_infini.patch_model(model, weights=dtype)
     else:

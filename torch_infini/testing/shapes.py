@@ -115,6 +115,8 @@ def saved_shape(shape: str, folder: Path) -> Path:
 def weight_bytes(model: Any) -> int:
     """Return the bytes of weights that a step reads: parameters and buffers (integers) without the embedding."""
     embedding = model.get_input_embeddings()
-    modules = (module for module in model.modules() if module is not embedding)
-    tensors = (t for module in modules for t in (*module.parameters(False), *module.buffers(False)))
-    return sum(t.numel() * t.element_size() for t in tensors)
+    modules = [module for module in model.modules() if module is not embedding]
+    packed = {module for module in modules if "weight_panels" in module._buffers}  # where rows of other layers are too
+    tensors = [t for module in modules for t in module.parameters(False)]
+    tensors += [t for module in modules if module not in packed for t in module.buffers(False)]
+    return sum(t.numel() * t.element_size() for t in tensors) + sum(module.weight_bytes for module in packed)
