@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 
 import harness
 from harness import Cases, Row
+from peers.engines import Failure
 
 from torch_infini.commands.load.client import Target
 from torch_infini.commands.load.prompts import Prompt, random_prompts
@@ -128,21 +129,33 @@ def free_port() -> int:
 
 
 def wait_for(url: str, process: subprocess.Popen[str], seconds: float = 120) -> None:
+    """Until a server answers; Failure if it does not."""
     for _ in range(int(seconds * 10)):
         if process.poll() is not None:
-            sys.exit(f"serving: the server ended with status {process.returncode}")
+            raise Failure(f"the server ended with status {process.returncode}")
         try:
             with urllib.request.urlopen(f"{url}/health"):
                 return
         except OSError:
             time.sleep(0.1)
-    sys.exit(f"serving: the server did not answer within {seconds:g} s")
+    raise Failure(f"the server did not answer within {seconds:g} s")
 
 
-def over_http(url: str, prompts: list[Prompt]) -> Figures:
-    fields = {"temperature": 0.0, "ignore_eos": True}
+def over_http(url: str, prompts: list[Prompt], model: str = "", more: Mapping[str, Any] | None = None) -> Figures:
+    """What streaming clients measure, one for each prompt, all at once.
+
+    Args:
+        url: The server's.
+        prompts: Of token ids.
+        model: The model's name in requests.
+        more: Fields of requests that this server takes.
+
+    Raises:
+        Failure: If a request fails, or has another number of tokens than was asked for.
+    """
+    fields = {"temperature": 0.0, "ignore_eos": True, **(more or {})}
     load = run_load(
-        Target(f"{url}/v1", "completions", fields=fields),
+        Target(f"{url}/v1", "completions", model, fields=fields),
         prompts,
         rate=float("inf"),
         concurrency=None,
@@ -153,8 +166,11 @@ def over_http(url: str, prompts: list[Prompt]) -> Figures:
     _, summary = asyncio.run(load)
     failed = [result.failure for result in summary.results if result.failure is not None]
     if failed:
-        sys.exit(f"serving: a request failed: {failed[0].message}")
+        raise Failure(f"a request failed: {failed[0].message}")
     done = summary.results
+    for prompt, one in zip(prompts, done, strict=True):
+        if one.output_tokens != prompt.output_tokens:
+            raise Failure(f"a request has {one.output_tokens} tokens instead of {prompt.output_tokens}")
     first = [one.ttft for one in done if one.ttft is not None]
     tokens = sum(one.output_tokens for one in done)
     return {"tokens_per_s": tokens / summary.seconds, **medians(first, [gap for one in done for gap in one.gaps])}
@@ -216,7 +232,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.engine:
         engine_process(options.engine, options.threads[0])
         return
-    harness.run(options, cases(options))
+    try:
+        harness.run(options, cases(options))
+    except Failure as failure:
+        sys.exit(f"serving: {failure}")
 
 
 if __name__ == "__main__":

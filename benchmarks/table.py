@@ -10,6 +10,7 @@ import argparse
 
 import engine_tables  # noqa: F401
 import op_tables  # noqa: F401
+import serving_tables  # noqa: F401
 from csv_tables import PAGES, RESULTS, TABLES
 
 

@@ -265,6 +265,62 @@ def test_serving(measured: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_serving_peers(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this package's server in the place of others, which are not installed for tests; one cannot start."""
+    pytest.importorskip("aiohttp")
+    servers = importlib.import_module("peers.servers")
+    same = replace(servers.SERVERS["torch_infini"], version="again")
+    monkeypatch.setitem(servers.SERVERS, "llama-server", same)
+    monkeypatch.setitem(servers.SERVERS, "vllm", replace(same, command=("-c", "raise SystemExit('no such model')")))
+    out = tmp_path / "serving-peers.csv"
+    command = f"serving_peers.py --quick --threads 1 --peers llama-server,vllm --folder {tmp_path}"
+    rows = measured(out, command)
+    names = ["torch_infini", "llama-server", "vllm"]
+    assert values(rows, "clients", "server") == [(clients, name) for clients in ("1", "4") for name in names]
+    for row in rows:
+        assert ("no such model" in row["note"]) == (row["server"] == "vllm") != bool(row["tokens_per_s"])
+        assert (float(row["infini_ratio"]) > 0) if row["tokens_per_s"] else row["infini_ratio"] == ""
+    # A file that has everything is only read.
+    assert called(*shlex.split(command), "--out", str(out), "--resume") == 0
+    assert importlib.import_module("harness").read_csv(out) == rows
+    markdown = importlib.import_module("table").TABLES["serving_peers"](tmp_path)
+    assert markdown.startswith("| model, clients, threads | torch_infini | llama-server | vLLM | torch_infini to")
+    assert markdown.count("| tiny, ") == 2 and markdown.count("| - |") == 2
+
+
+def test_a_server_that_makes_other_numbers_of_tokens_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    serving, failure = importlib.import_module("serving"), importlib.import_module("peers.engines").Failure
+    results = importlib.import_module("torch_infini.commands.load.results")
+
+    async def run_load(target: Any, prompts: list[Any], **more: Any) -> tuple[Any, Any]:
+        done = [results.Result(at, output_tokens=made) for at, made in enumerate((64, 12))]
+        return target, results.Summary(done, 1.0)
+
+    monkeypatch.setattr(serving, "run_load", run_load)
+    with pytest.raises(failure, match="has 12 tokens instead of 64"):
+        serving.over_http("http://127.0.0.1:1", serving.random_prompts(2, 4, 64, 0, 100))
+
+
+def test_the_ratio_of_servers_is_of_rounds() -> None:
+    pytest.importorskip("aiohttp")
+    peers = importlib.import_module("serving_peers")
+
+    def rates(*values: float) -> list[dict[str, float]]:
+        return [{"tokens_per_s": value, "ttft_ms": 1.0, "itl_ms": 1.0} for value in values]
+
+    rounds = {"torch_infini": rates(10, 20, 30), "a": rates(5, 10, 10), "b": rates(2, 40, 15)}
+    assert peers.summed_up("torch_infini", rounds) == {
+        "tokens_per_s": 20,
+        "ttft_ms": 1,
+        "itl_ms": 1,
+        "infini_ratio": 2,  # of 10 / 5, 20 / 40 and 30 / 15
+    }
+    assert peers.summed_up("a", rounds)["infini_ratio"] == 2
+    assert "infini_ratio" not in peers.summed_up("a", {"a": rounds["a"]})
+
+
+@pytest.mark.full
 def test_step_profile(measured: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     command = "step_profile.py --shape tiny --weights dense --weights int4 --batch 1,2 --steps 4 --folder"

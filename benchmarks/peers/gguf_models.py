@@ -10,6 +10,7 @@ import ctypes
 import json
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,8 @@ def float32(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def write_bf16(folder: Path, path: Path) -> None:
-    """The checkpoint as GGUF, without a tokenizer."""
+def write_bf16(folder: Path, path: Path, tokens: Sequence[str] = ()) -> None:
+    """The checkpoint as GGUF; with a byte-level tokenizer of these tokens, none of them merged, or without one."""
     config = protocol.config_of(folder)
     architecture = ARCHITECTURES[config["model_type"]]
     heads, kv_heads, layers = (
@@ -94,7 +95,13 @@ def write_bf16(folder: Path, path: Path) -> None:
     writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    writer.add_tokenizer_model("gpt2" if tokens else "no_vocab")
+    if tokens:
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(tokens)
+        writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+        writer.add_token_merges(["w w"])  # it wants some
+        writer.add_add_bos_token(False)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     if experts:
         writer.add_expert_count(experts)

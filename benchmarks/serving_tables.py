@@ -1,0 +1,32 @@
+"""The table of docs/server.md: the server beside others."""
+
+from __future__ import annotations
+
+from csv_tables import Cells, Rows, number, table
+
+NAMES = {"openvino": "OpenVINO GenAI", "vllm": "vLLM"}  # as the table has them, where a CSV has others
+
+
+def servers_of(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(row["server"] for row in rows))
+
+
+def heads(rows: Rows) -> str:
+    servers = [NAMES.get(name, name) for name in servers_of(rows)]
+    return " | ".join(["model, clients, threads", *servers, "torch_infini to the best other"])
+
+
+@table("serving-peers.csv", heads)
+def serving_peers(rows: Rows) -> Cells:
+    """Tokens a second of every server, with the medians in ms to the first token and between two."""
+    by_case = {(row["shape"], row["clients"], row["threads"], row["server"]): row for row in rows}
+    for case in dict.fromkeys(key[:3] for key in by_case):
+        cells = []
+        for name in servers_of(rows):
+            row = by_case.get((*case, name))
+            if row is None or not row["tokens_per_s"]:
+                cells.append("-")
+            else:
+                rate, first, gap = (number(row, key, "{:.3g}") for key in ("tokens_per_s", "ttft_ms", "itl_ms"))
+                cells.append(f"{rate} ({first}, {gap})")
+        yield [", ".join(case), *cells, number(by_case[(*case, "torch_infini")], "infini_ratio")]
