@@ -225,6 +225,36 @@ def test_a_request_without_a_prompt_loads_the_model(service: Service) -> None:
     assert answer["response"] == "" and answer["done"] is True and answer["done_reason"] == "load"
 
 
+def test_embeddings(service: Service) -> None:
+    """The vectors of /v1/embeddings, in Ollama's forms."""
+    texts = ["a text", "another one"]
+    wanted = ask(service, "POST", "/v1/embeddings", json={"input": texts}).json()
+    vectors = [item["embedding"] for item in wanted["data"]]
+    answer = post(service, "/api/embed", **{"stream": None, "input": texts, "keep_alive": "5m"})
+    assert answer["embeddings"] == vectors and answer["model"] == MODEL and answer["total_duration"] > 0
+    assert answer["prompt_eval_count"] == wanted["usage"]["prompt_tokens"]
+    assert post(service, "/api/embed", stream=None, input=texts[0])["embeddings"] == vectors[:1]
+    assert post(service, "/api/embeddings", stream=None, prompt=texts[1]) == {"embedding": vectors[1]}
+    assert post(service, "/api/embed", stream=None)["embeddings"] == []  # has the model loaded
+    long = "x" * 5000  # beyond the context
+    assert len(post(service, "/api/embed", stream=None, input=long)["embeddings"]) == 1
+    for fields, rule in (
+        ({"input": long, "truncate": False}, "must be at most 2048"),
+        ({"input": [5]}, "input must be a text, or a list of at most"),
+        ({"input": "a", "dimensions": 3}, "dimensions must be"),
+        ({"input": "a", "options": {"nonsense": 1}}, "options.nonsense must be a field"),
+    ):
+        refused = ask(service, "POST", "/api/embed", json={"model": MODEL, **fields})
+        assert refused.status_code == 400 and rule in refused.json()["error"], refused.text
+
+
+def test_embeddings_by_the_official_client(service: Service) -> None:
+    ollama = pytest.importorskip("ollama")
+    with serving(service) as url:
+        client = ollama.Client(url)
+        assert len(client.embed(MODEL, ["a", "b"]).embeddings) == 2 and client.embeddings(MODEL, "a").embedding
+
+
 def test_descriptions(service: Service, llm: AsyncLLM, say: Say) -> None:
     say("ok")
     assert tuple(map(int, ask(service, "GET", "/api/version").json()["version"].split("."))) >= (0, 6, 4)

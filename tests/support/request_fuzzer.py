@@ -89,6 +89,8 @@ VALID: list[tuple[str, dict[str, Any]]] = [
         {"model": "small", "prompt": "a", "stream": False, "raw": True, "options": {"num_predict": 4, "stop": ["x"]}},
     ),
     ("/api/show", {"model": "small"}),
+    ("/api/embed", {"model": "small", "input": ["a", "b c"], "truncate": True, "options": {"num_ctx": 64}}),
+    ("/api/embeddings", {"model": "small", "prompt": "a"}),
 ]
 READ = ["/health", "/version", "/load", "/metrics", "/props", "/slots", "/v1/models", "/openapi.json", "/"]
 READ += ["/api/version", "/api/tags", "/api/ps", "/slots?fail_on_no_slot=1", "/v1/models/small", "/page/page.js"]

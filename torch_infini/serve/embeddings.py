@@ -91,16 +91,27 @@ class Embedded(NamedTuple):
 
 
 async def embed(
-    service: Service, inputs: Sequence[str | list[int]], params: PoolingParams, adapter: LoRARequest | None
+    service: Service,
+    inputs: Sequence[str | list[int]],
+    params: PoolingParams,
+    adapter: LoRARequest | None,
+    param: str = "input",
 ) -> Embedded:
     """Return the vectors of inputs; as many at a time as a step of the engine takes.
+
+    Args:
+        service: Computes them.
+        inputs: Texts or token ids.
+        params: Of all inputs.
+        adapter: The adapter of all inputs, or None.
+        param: The field of the request that has them.
 
     Raises:
         ApiError: For an input that cannot be served, a full queue, a server that shuts down, or a step that failed.
     """
-    service.admit(min(len(inputs), service.llm.engine.config.max_num_seqs), SamplingParams(), "input", generates=False)
-    prompts = await service.encode_all(inputs, "input", params)
-    return await compute(service, [Tokens(ids) for ids in prompts], params, "input", adapter)
+    service.admit(min(len(inputs), service.llm.engine.config.max_num_seqs), SamplingParams(), param, generates=False)
+    prompts = await service.encode_all(inputs, param, params)
+    return await compute(service, [Tokens(ids) for ids in prompts], params, param, adapter)
 
 
 async def compute(

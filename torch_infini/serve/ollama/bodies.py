@@ -8,11 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from ...engine import StructuredOutputsParams
+from ...engine import PoolingParams, StructuredOutputsParams
 from ..conversation import Defaults
-from ..errors import ApiError, invalid, shown
+from ..embeddings import MAX_INPUTS
+from ..errors import ApiError, bad_request, invalid, shown
 from ..fields import Body, check_utf8, validator
 from ..schemas import LARGEST, ChatBody, CompletionBody, Message, SamplingBody, Stops
+from ..service import Service
 from ..structured import invalid_form
 
 # Options of Ollama's runner: how it loads and computes a model, which this server's command decides.
@@ -238,6 +240,54 @@ class OllamaGenerateBody(OllamaRequest):
             if value := getattr(self, name):
                 raise ApiError(400, f"{name} must be null where raw is true, got {shown(value)}", name)
         return self.completion(CompletionBody, model, {"prompt": self.prompt})
+
+
+def texts_of(value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or len(texts) > MAX_INPUTS or not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return [check_utf8(text) for text in texts]
+
+
+Texts = Annotated[
+    list[str], validator(str | list[str], f"must be a text, or a list of at most {MAX_INPUTS} texts", texts_of)
+]
+
+
+class OllamaEmbeddingsBody(OllamaBody):
+    """The body of /api/embeddings, which older clients send."""
+
+    without_effect = ("keep_alive",)
+
+    model: str
+    prompt: Text = ""
+    options: OllamaOptions | None = None
+
+    def params(self, service: Service) -> PoolingParams:
+        """Return how vectors are made, of at most as many tokens as the model takes; ApiError for unknown fields."""
+        return self._params(service, {"truncate_prompt_tokens": -1})
+
+    def _params(self, service: Service, given: dict[str, Any]) -> PoolingParams:
+        self.reject_unsupported()
+        if self.options is not None:
+            self.options.reject_unsupported("options.")
+        try:
+            return service.llm.engine.pooling.merge(**given)
+        except ValueError as error:
+            raise bad_request(error) from None
+
+
+class OllamaEmbedBody(OllamaEmbeddingsBody):
+    """The body of /api/embed."""
+
+    input: Texts = []
+    truncate: bool | None = None
+    dimensions: int | None = None
+
+    def params(self, service: Service) -> PoolingParams:
+        """Return how vectors are made; ApiError for what the model does not allow, and unknown fields."""
+        cut = None if self.truncate is False else -1
+        return self._params(service, {"dimensions": self.dimensions, "truncate_prompt_tokens": cut})
 
 
 class OllamaShowBody(OllamaBody):

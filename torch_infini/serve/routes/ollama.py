@@ -1,17 +1,22 @@
-"""Ollama's interface: GET /api/version, /api/tags and /api/ps, POST /api/show, /api/chat and /api/generate."""
+"""Ollama's interface: GET /api/version, /api/tags, /api/ps; POST /api/show, /api/chat, /api/generate, /api/embed."""
 
 from __future__ import annotations
+
+import time
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ..conversation import Begun, begin, begin_prompt
+from ..embeddings import Embedded, embed
 from ..encoding import json_response
 from ..ollama import (
     GenerateAnswer,
     OllamaAnswer,
     OllamaChatAnswer,
     OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
     OllamaGenerateBody,
     OllamaShowBody,
     describe,
@@ -21,7 +26,7 @@ from ..ollama import (
 )
 from ..reading import Reading
 from ..service import Service
-from ..streaming import CLIENT_CLOSED_REQUEST, respond
+from ..streaming import CLIENT_CLOSED_REQUEST, respond, run_until_disconnect
 
 router = APIRouter()
 # The release of Ollama whose interface this is: clients refuse servers whose version is below the one that they need.
@@ -82,6 +87,38 @@ async def generate(body: OllamaGenerateBody, request: Request) -> Response:
     else:
         begun = await begin(service, request, body.chat(model), body.defaults())
     return await answered(request, begun, GenerateAnswer, body.streams)
+
+
+@router.post("/api/embed", response_model=None)
+async def embed_texts(body: OllamaEmbedBody, request: Request) -> Response:
+    """Answer the embeddings of texts."""
+    start = time.perf_counter_ns()
+    found = await embedded(request, body, body.input, "input")
+    if found is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    vectors = [vector.tolist() for vector in found.vectors]
+    times = {"total_duration": time.perf_counter_ns() - start, "load_duration": 0}
+    return json_response({"model": body.model, "embeddings": vectors, **times, "prompt_eval_count": found.tokens})
+
+
+@router.post("/api/embeddings", response_model=None)
+async def embed_prompt(body: OllamaEmbeddingsBody, request: Request) -> Response:
+    """Answer the embedding of a text, as older clients ask for it."""
+    found = await embedded(request, body, [body.prompt] if body.prompt else [], "prompt")
+    if found is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return json_response({"embedding": found.vectors[0].tolist() if found.vectors else []})
+
+
+async def embedded(request: Request, body: OllamaEmbeddingsBody, texts: list[str], param: str) -> Embedded | None:
+    """Return the vectors of texts, of none for a request that has the model loaded; None: the client has left."""
+    service: Service = request.app.state.service
+    _, adapter = service.served(model_name(service, body.model))
+    params = body.params(service)
+    if not texts:
+        return Embedded([], 0)
+    found: Embedded | None = await run_until_disconnect(request.receive, embed(service, texts, params, adapter, param))
+    return found
 
 
 async def answered(request: Request, begun: Begun | None, kind: type[OllamaAnswer], streams: bool) -> Response:
