@@ -36,10 +36,12 @@ constexpr int64_t kStreamedRows = 2;
 constexpr int kStreams = 4;
 
 // How the weight is prefetched while it comes from memory: into L1 a short distance ahead within each weight row, with
-// few rows of x, where memory is the limit, else whole rows ahead; where weight_reading() is kOnePlace, with two rows
-// or more, whole rows far ahead into L2. On one Zen 4 core, bfloat16, 2048 -> 11264, as shares of the bandwidth of a dot product,
-// with 3, 4, 6 and 8 rows: 1.02, 0.85, 0.78 and 0.70 far ahead, else 0.59, 0.58, 0.57 and 0.52.
-enum class Ahead { kClosely, kRows, kFar };
+// few rows of x, where memory is the limit, else whole rows ahead. Where weight_reading() is kOnePlace: for one row not
+// at all, since the hardware prefetcher alone is faster; for more, whole rows far ahead into L2. GB/s on a Zen 4 core that
+// sums floats at 33, 2048 -> 11232 from memory in large pages: one row of bfloat16 28.4 for 24.9 with prefetches, of
+// float32 28.0 for 25.9 (by hand, both in turns). As shares of the bandwidth of a dot product, bfloat16, 3, 4, 6 and 8
+// rows: 1.02, 0.85, 0.78 and 0.70 far ahead, else 0.59, 0.58, 0.57 and 0.52.
+enum class Ahead { kClosely, kRows, kFar, kNot };
 constexpr int64_t kRowsAheadBytes = 8 * 1024, kFarAheadBytes = 32 * 1024, kCloseAheadBytes = 1536;
 
 constexpr Ahead ahead_into_l1(int m) {
@@ -101,9 +103,11 @@ __attribute__((noinline)) void multiply_tile(const W *w, int64_t w_stride, const
         if constexpr (kAhead == Ahead::kClosely) {
             line = i == prefetch.until ? prefetch.then : line;
         }
+        if constexpr (kAhead != Ahead::kNot) {
 #pragma GCC unroll 8
-        for (int r = 0; r < kWeightRows; ++r) {
-            __builtin_prefetch(line + r * w_stride, 0, kAhead == Ahead::kFar ? 2 : 3);
+            for (int r = 0; r < kWeightRows; ++r) {
+                __builtin_prefetch(line + r * w_stride, 0, kAhead == Ahead::kFar ? 2 : 3);
+            }
         }
         for (int s = 0; s < kLine; s += S::kStep) {
             step(w + i + s);
@@ -256,8 +260,9 @@ int64_t multiply_streams(const TensorView &weights, const Epilogue<T> &epilogue,
         for (int64_t r = 0; r < rows; ++r) {
             const T *w = weights.as<const T>() + (begin + from + r) * stride;
             const T *then = from + r + 1 < length ? w + stride : w;
-            multiply_tile<kStreams, kM, Ahead::kClosely>(
-                w, length * stride, packed, k, {part + r, kStreams * kLanes, kLanes}, true, follow(w, k, then));
+            const auto multiply = kM == 1 && plan.far ? multiply_tile<kStreams, 1, Ahead::kNot, T>
+                                                      : multiply_tile<kStreams, kM, Ahead::kClosely, T>;
+            multiply(w, length * stride, packed, k, {part + r, kStreams * kLanes, kLanes}, true, follow(w, k, then));
         }
         for (int64_t m = 0; m < kM; ++m) {
             for (int64_t s = 0; s < kStreams; ++s) {
