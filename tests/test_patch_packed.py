@@ -198,6 +198,23 @@ def test_weights_that_a_forward_reads(name: str) -> None:
     same_state(model, before)
 
 
+def test_wrong_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the packed model computes something else for two tokens, all weights are rows again; the report says so."""
+    import torch_infini.patch.layers.packed_linear as module
+
+    real = module.linear_packed
+    monkeypatch.setattr(module, "linear_packed", lambda *arguments: real(*arguments) * 1.5)
+    model, ids = small(), tokens()
+    before = state_of(model)
+    with patched(model):
+        expected = logits(model, ids)
+    report = patch_model(model, weights="packed")
+    assert not packed_names(model) and torch.equal(logits(model, ids), expected)
+    reasons = [row.reason for row in report.replaced if "it gives different results for 2 tokens" in row.reason]
+    assert len(reasons) == 7 * LAYERS + 1
+    same_state(model, before)
+
+
 def test_weights_with_nan() -> None:
     """Values are copied as they are."""
     model = small()

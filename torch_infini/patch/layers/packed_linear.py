@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ..._core import library
-from ..._core.devices import backing_type
 from ..._core.memory import allocate
 from ...nn.linear import fastest
 from ...ops._packed import PANEL, packed_shape, unpack_linear
@@ -82,8 +81,9 @@ class PackedLinear(Reformatted):
         dtype = str(weight.dtype).removeprefix("torch.")
         if weight.dtype != torch.bfloat16:
             raise StaysDense(f"its weight stays in rows, because panels hold bfloat16, not {dtype}")
-        if backing_type(weight.device) != "cpu" or weight.device.type != "cpu" or library.emulates_cuda():
-            raise StaysDense(f"its weight stays in rows, because panels are read on the CPU, not on {weight.device}")
+        device = "emulated CUDA" if library.emulates_cuda() else str(weight.device)
+        if device != "cpu":
+            raise StaysDense(f"its weight stays in rows, because panels are read on the CPU, not on {device}")
         if not weight.numel():
             raise StaysDense("its weight stays in rows, because it is empty")
         before = (type(module).__bases__[0], vars(module)[PLAN]) if isinstance(module, Patched) else None
