@@ -14,6 +14,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .._core import products
 from .._core.devices import on_cpu
+from .._core.memory import trim
 from .._core.progress import DELAY, track
 from . import budget
 from .checks.probe import clear_caches
@@ -208,6 +209,7 @@ class Patching:
         try:
             for group in track(groups, "packing", sizes, unit="B", delay=DELAY):
                 pack(group)
+                trim()  # the rows' memory, so that the peak stays low
             reasons = self.unpack_read()
         finally:
             missed = {one.name for one in wanted if not isinstance(one.module, PackedLinear)}
