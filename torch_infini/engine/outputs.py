@@ -156,7 +156,7 @@ class RequestOutput:
     @property
     def finished(self) -> bool:
         """Whether all samples have ended."""
-        return all(output.finished() for output in self.outputs)
+        return None not in [output.finish_reason for output in self.outputs]  # no generator: asked with every token
 
     @property
     def progress(self) -> tuple[int, int]:

@@ -118,12 +118,11 @@ class Generation:
             return
         if self._record is not None and isinstance(output, RequestOutput):
             self._record.observe(output)
-        errors = [c.error for c in output.outputs] if isinstance(output, RequestOutput) else [str(output)]
-        if error := next(filter(None, errors), None):
-            log.error("a request failed: %s", error)
-            code = "engine_error" if self._llm.is_running else "engine_dead"
-            return self.fail(ApiError(500, ENGINE_FAILED, code=code))
-        assert isinstance(output, RequestOutput)
+        if not isinstance(output, RequestOutput):
+            return self._failed(str(output))
+        for completion in output.outputs:
+            if completion.error:
+                return self._failed(completion.error)
         self._seen[at] = self._metrics.observe(output, self._seen[at])
         self._newest[at] = output
         self._last = self._loop.time()
@@ -132,3 +131,8 @@ class Generation:
             del self._running[at]
             if not self._running:
                 self._on_end(self)
+
+    def _failed(self, error: str) -> None:
+        log.error("a request failed: %s", error)
+        code = "engine_error" if self._llm.is_running else "engine_dead"
+        self.fail(ApiError(500, ENGINE_FAILED, code=code))

@@ -105,10 +105,13 @@ class ServerMetrics:
             before: The result for the output before it; NOTHING_SEEN for the first.
         """
         now = time.perf_counter()
-        samples, tokens = len(output.outputs), sum(len(completion.token_ids) for completion in output.outputs)
+        samples, tokens = len(output.outputs), 0
+        for completion in output.outputs:
+            tokens += len(completion.token_ids)
         if before.tokens:  # every sample gains one token per interval
-            for _ in range((tokens - before.tokens) // samples):
-                self._between.observe((now - before.time) * samples / (tokens - before.tokens))
+            new = tokens - before.tokens
+            for _ in range(new // samples):
+                self._between.observe((now - before.time) * samples / new)
         elif output.metrics.time_to_first_token is not None:
             self._first.observe(output.metrics.time_to_first_token)
         if output.finished:
