@@ -392,7 +392,8 @@ def test_gradients() -> None:
         assert torch.equal(logits(model, ids), logits(original, ids))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("infini", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["aot_eager", "infini"])
 def test_compile(backend: str) -> None:
     model, ids = small(num_hidden_layers=1), tokens()
     patch_model(model, weights="packed")
