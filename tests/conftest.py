@@ -112,7 +112,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in on_device:
             item.add_marker(pytest.mark.skip(reason="needs workers of its own: make test-device"))
     items[:] = others + on_device
-    if given := os.environ.get("INFINI_TEST_SAMPLE"):
+    # Taken out of the environment: pytest that a test starts runs all that it was asked for.
+    if given := os.environ.pop("INFINI_TEST_SAMPLE", ""):
         share, _, text = given.partition(":")
         left = [i for i in items if i.get_closest_marker("full") and not is_sampled(i.nodeid, int(share), text)]
         config.hook.pytest_deselected(items=left)

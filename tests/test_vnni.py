@@ -169,7 +169,6 @@ def test_avx_vnni_in_the_encoding_of_avx512(tmp_path: Path) -> None:
     """The level's dispatch and kernels, by the tests of their ops."""
     build_libraries(tmp_path)
     environment = {**os.environ, "INFINI_LIBRARIES": str(tmp_path), "INFINI_CPU_CAPABILITY": "avx2_vnni"}
-    environment.pop("INFINI_TEST_SAMPLE", None)  # which is for the tests of this process
 
     def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *arguments]
