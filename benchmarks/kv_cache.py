@@ -10,7 +10,7 @@ it was trained on, others random tokens, over which a perplexity says nothing.
 
 logits_rms: the root of the mean squared error over that of the logits in float32. agreement: how often the likeliest
 next token is the same. rms_of_cache and agreement_of_cache: the same against the model with a cache of its own dtype.
-share: of the bandwidth that a dot product of two large vectors reaches.
+share: of the bandwidth that the sum of a large vector reaches.
 """
 
 from __future__ import annotations

@@ -18,19 +18,20 @@ from harness import HERE, dtype_name
 from torch import Tensor
 
 from torch_infini._core.bandwidth import read_bandwidth
+from torch_infini._core.memory import allocate
 from torch_infini.testing.benchmark import Call, seconds
 
 READ_BYTES = 1 << 28  # of what a benchmark reads in turns with its contestants
 
 
 @cache
-def vectors() -> Tensor:
-    return torch.ones(2, READ_BYTES // 8)
+def vector() -> Tensor:
+    return allocate(READ_BYTES // 4, dtype=torch.float32).fill_(1)
 
 
 def read_once() -> None:
-    """Read READ_BYTES: a dot product of two vectors. The first call makes them."""
-    torch.dot(*vectors())
+    """Read READ_BYTES: the sum of a vector in large pages. The first call makes it."""
+    vector().sum()
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Limits:
     """The best of several tries with the current number of threads.
 
     Attributes:
-        read: Bytes a second of a dot product of two vectors far larger than the caches.
+        read: Bytes a second of the sum of a vector far larger than the caches, in large pages.
         copy: Bytes read and written a second by `y.copy_(x)` on such tensors.
         flops: Floating-point operations a second of torch's own large matrix product, by dtype.
     """

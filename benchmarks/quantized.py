@@ -5,7 +5,7 @@
 All contestants multiply x by weights of the same shape. Each is called once a round, after 256 MiB were read, so that
 it finds its weight in memory and not in a cache, as a layer of a model does; medians over the rounds. Ratios are the
 rival's time over ours: `torch` is _weight_int8pack_mm or _weight_int4pack_mm_for_cpu, `dense` linear in the dtype of x.
-The share is of the bandwidth of that reading, a dot product of two vectors; what has to move is the packed weight with
+The share is of the bandwidth of that reading, the sum of a vector; what has to move is the packed weight with
 its scales and zeros. Groups are of 64. torch's own products are timed for bfloat16 alone: for the other dtypes they
 take 20 to 100 times as long. quantize_x: with int8 x too, as the last two always have it; then the peak of VNNI's
 products of bytes, measured before, is the limit for many rows (None on machines without VNNI), and quantizing x is in
