@@ -263,7 +263,7 @@ def test_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(checkpoint, str(tmp_path))
 
 
-@pytest.mark.full(beyond=2)
+@pytest.mark.full(beyond=1)
 @pytest.mark.parametrize("function", COMPILED, ids=lambda function: function.__name__)
 def test_compile(ranks: Ranks, function: Any) -> None:
     ranks.run(compile_, function)

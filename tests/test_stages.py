@@ -76,6 +76,7 @@ def test_all_pass_and_their_times_are_kept(tree: Path) -> None:
     assert {one["name"] for one in kept if one["what"] == "test"} >= {"tests/test_a.py::test_passes"}
 
 
+@pytest.mark.full
 def test_a_stage_without_tests_has_failed(tree: Path) -> None:
     """It ran nothing: pytest's status 5."""
     (tree / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "-k nothing"\nmarkers = ["full: x"]\n')
