@@ -263,16 +263,17 @@ def families_table() -> Iterator[str]:
     """What patch_model and the engine make of every causal type of transformers."""
     with (ROOT / "docs" / "families.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    for column in ("patched", "engine"):
+    for column in ("patched", "engine", "folder"):
         values = [one[column] for one in rows if one[column]]
         counts = ", ".join(f"{values.count(value)} {value}" for value in sorted(set(values)))
         yield f"* {column}: {counts}"
     yield ""
-    yield "| type | patched | replaced / left | difference | engine | why |"
-    yield "| --- | --- | ---: | ---: | --- | --- |"
+    yield "| type | patched | replaced / left | difference | engine | folder | why |"
+    yield "| --- | --- | ---: | ---: | --- | --- | --- |"
     for one in rows:
-        reasons = "; ".join(filter(None, (one["reasons"], one["why"])))
-        yield row(one["type"], one["patched"], one["modules"], one["difference"], one["engine"], reasons)
+        other = one["folder_why"] if one["folder_why"] != one["why"] else ""
+        reasons = "; ".join(filter(None, (one["reasons"], one["why"], other)))
+        yield row(*(one[name] for name in ("type", "patched", "modules", "difference", "engine", "folder")), reasons)
 
 
 def picture() -> str:

@@ -18,10 +18,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 
 from torch_infini import LLM, SamplingParams, patch_model
 from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
@@ -43,6 +45,8 @@ class Row:
             The weights are twice those of the other columns, so that attention and gates are not nearly uniform.
         engine: "served", "recorded" (decode steps too), "differs", or "refused".
         why: Why not served or recorded.
+        folder: Of the model once saved, read by LLM(folder): as engine.
+        folder_why: Why not served.
     """
 
     type: str
@@ -52,6 +56,8 @@ class Row:
     difference: str = ""
     engine: str = ""
     why: str = ""
+    folder: str = ""
+    folder_why: str = ""
 
 
 def tokens_of(*lengths: int) -> list[list[int]]:
@@ -126,21 +132,31 @@ def examine(kind: str) -> Row:
     row.reasons = "; ".join(reasons)
     row.difference = f"{difference_of(kind):.1e}"
     size = float(before.square().mean().sqrt())
+    row.engine, row.why = serve(model, model, size)
+    with TemporaryDirectory() as folder:
+        build(kind).save_pretrained(folder)
+        row.folder, row.folder_why = serve(folder, model, size)
+    return row
+
+
+def serve(source: Any, model: Any, size: float) -> tuple[str, str]:
+    """Serve a model or a folder, and compare its tokens with the model's logits, of that size.
+
+    Returns:
+        ("served", "recorded", "differs" or "refused", the reason).
+    """
     prompts = tokens_of(3, 33, 18)
     try:
-        llm = LLM(model, block_size=4, chunk_size=8, cache_blocks=26)
+        llm = LLM(source, block_size=4, chunk_size=8, cache_blocks=26)
     except ValueError as error:
-        row.engine, row.why = "refused", shortened(error)
-        return row
+        return "refused", shortened(error)
     outputs = llm.generate(prompts, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
-    row.engine = "recorded" if (recordable := llm.engine.model.is_recordable) else "served"
-    row.why = "" if recordable else "decode steps run op by op"
     for prompt, output in zip(prompts, outputs, strict=True):
         logits = logits_of(model, prompt + output.token_ids)[len(prompt) - 1 : -1]
         behind = logits.amax(-1) - logits[torch.arange(len(output.token_ids)), output.token_ids]
         if len(output.token_ids) != 12 or float(behind.max()) > 1e-3 * size:
-            row.engine, row.why = "differs", f"a token is behind the likeliest by {float(behind.max()):.2g}"
-    return row
+            return "differs", f"a token is behind the likeliest by {float(behind.max()):.2g}"
+    return ("recorded", "") if llm.engine.model.is_recordable else ("served", "decode steps run op by op")
 
 
 def shortened(error: BaseException) -> str:
@@ -156,6 +172,7 @@ def examine_quietly(kind: str) -> Row:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             logging.disable(logging.ERROR)
+            disable_progress_bar()
             torch.set_num_threads(1)
             signal.alarm(LIMIT)
             return examine(kind)
@@ -196,10 +213,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow([one.name for one in fields(Row)])
             writer.writerows(map(astuple, rows))
-    for column in ("patched", "engine"):
+    for column in ("patched", "engine", "folder"):
         values = [getattr(row, column) for row in rows if getattr(row, column)]
         print(f"{column}: " + ", ".join(f"{values.count(value)} {value}" for value in dict.fromkeys(values)))
-    return int(any(row.engine == "differs" or row.patched == "failed" for row in rows))
+    return int(any("differs" in (row.engine, row.folder) or row.patched == "failed" for row in rows))
 
 
 if __name__ == "__main__":

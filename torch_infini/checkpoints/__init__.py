@@ -11,7 +11,7 @@ from .fill import Layer, Projection, fill
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
 from .lora import LoRALayer, LoRAWeights, read_lora
-from .reader import Activations, Checkpoint, is_foreign, method_of, model_type_of, open_checkpoint
+from .reader import Activations, Checkpoint, config_values, is_foreign, method_of, open_checkpoint
 from .saved import StoredLayer, saved_layers
 from .weight import LinearWeight, StoredFormat, Target, TensorInfo
 
@@ -34,6 +34,7 @@ __all__ = [
     "Layer",
     "Projection",
     "files_of",
+    "config_values",
     "fill",
     "find",
     "has_gguf_tokenizer",
@@ -42,7 +43,6 @@ __all__ = [
     "is_hub_name",
     "layers_of",
     "method_of",
-    "model_type_of",
     "open_checkpoint",
     "read_header",
     "read_lora",

@@ -248,16 +248,16 @@ def open_checkpoint(name: str | Path, activations: Activations | None = None) ->
     return Checkpoint(path, config, folder, layers, activations, experts_of(entry, folder.tensors, str(where)))
 
 
-def model_type_of(path: Path) -> object:
-    """Return the model_type of a folder's config.json, or of a GGUF file.
+def config_values(path: Path) -> dict[str, Any]:
+    """Return the values of a folder's config.json, or those that a GGUF file's metadata stand for.
 
     Raises:
         ValueError, FileNotFoundError, NotImplementedError: If the checkpoint cannot be read.
     """
     if path.is_file():
         with open_checkpoint(path) as checkpoint:
-            return checkpoint.config.get("model_type")
-    return read_object(path / "config.json").get("model_type")
+            return dict(checkpoint.config)
+    return read_object(path / "config.json")
 
 
 def is_foreign(path: Path) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .._core.dtypes import floating
-from ..checkpoints import Activations, has_gguf_tokenizer, method_of, model_type_of, read_object
+from ..checkpoints import Activations, config_values, has_gguf_tokenizer, method_of, read_object
 from ..distributed import init_tp_group
 from ..models import Llama
 from ..models.config import DEFAULTS
@@ -156,16 +156,17 @@ def _weights(folder: Path, quantization: str | None) -> str | None:
 def needs_transformers(folder: Path) -> bool:
     """Return whether a checkpoint's model type is supported by transformers, but not by Llama."""
     try:
-        kind = model_type_of(folder)
+        config = config_values(folder)
     except (ValueError, OSError, NotImplementedError):  # the next reader of the folder reports it
         return False
+    kind = config.get("model_type")
     if not isinstance(kind, str) or kind in DEFAULTS:
         return False
     try:
-        from ..patch.paged import is_causal_type
+        from ..patch.paged import is_causal
     except ImportError:  # without transformers
         return False
-    return is_causal_type(kind)
+    return is_causal(config)
 
 
 def _is_encoder(model: Path | nn.Module) -> bool:

@@ -63,6 +63,7 @@ FILLED = {"head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_ex
 # What the names do not determine, by type; a dict is for the entries of an inner config.
 MORE: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3], "mamba_n_groups": 2},
+    "big_bird": {"attention_type": "original_full"},  # the one that a decoder may have
     "blt": {"encoder_hash_byte_group_size": [3, 4], "encoder_hash_byte_group_vocab": VOCABULARY},
     "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},

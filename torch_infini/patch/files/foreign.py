@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ..._core.progress import DELAY, finish, track
@@ -93,7 +102,7 @@ def load(
         check_layers(NAME, path, checkpoint.tensors, layer_count(config))
         model = empty_model(config, path, dtype)
         if path.is_dir() and not checkpoint.is_quantized and get_model_conversion_mapping(model, add_legacy=False):
-            model, quantized = converted(path, model.dtype), []
+            model, quantized = converted(path, type(model), model.dtype), []
         else:
             check(model, checkpoint)
             quantized = fill_model(model, checkpoint)
@@ -109,14 +118,14 @@ def load(
     return model
 
 
-def converted(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def converted(folder: Path, cls: type[PreTrainedModel], dtype: torch.dtype) -> PreTrainedModel:
     """Load a dense folder whose tensors transformers renames or joins (experts that are one tensor in the model).
 
     Raises:
         ValueError: For tensors that are missing, too many or of other shapes.
     """
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = cls.from_pretrained(
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # transformers and safetensors raise whatever broken files lead to
@@ -159,19 +168,35 @@ def empty_model(config: PreTrainedConfig, path: Path, dtype: torch.dtype | None,
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=named if dtype is None else dtype, trust_remote_code=False
+            known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+            made: Any = None if known else class_named(config.to_dict())
+            wanted = named if dtype is None else dtype
+            model: PreTrainedModel = (
+                made._from_config(config, dtype=wanted)
+                if made is not None
+                else AutoModelForCausalLM.from_config(config, dtype=wanted, trust_remote_code=False)
             )
     except Exception as error:
         raise not_of_transformers(path, where, error) from error
     with torch.no_grad():
         for module in model.modules():
-            buffers = {key: b for key, b in module._buffers.items() if b is not None and b.is_meta}
-            for key, buffer in buffers.items():
-                module._buffers[key] = torch.empty_like(buffer, device="cpu")
-            if buffers:
-                model._init_weights(module)  # sets the buffers that no checkpoint has
+            for key, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:
+                    module._buffers[key] = torch.empty_like(buffer, device="cpu")
+        model.initialize_weights()  # sets the buffers that no checkpoint has; parameters stay on meta
     return model
+
+
+def class_named(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:
+    """Return the causal class of transformers that a config's `architectures` names; None if it names none.
+
+    Such a class may belong to the part of a model alone, whose own model_type AutoModelForCausalLM does not know.
+    """
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    found = getattr(transformers, name, None) if isinstance(name, str) and name.endswith("ForCausalLM") else None
+    is_causal = isinstance(found, type) and issubclass(found, PreTrainedModel) and issubclass(found, GenerationMixin)
+    return found if is_causal else None
 
 
 def not_of_transformers(path: Path, where: str, error: Exception) -> ValueError:

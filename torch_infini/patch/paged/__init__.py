@@ -1,5 +1,5 @@
 """Runs a transformers model over the engine's paged KV cache: PagedModel."""
 
-from .model import PagedModel, check_model, is_causal_type, load_paged
+from .model import PagedModel, check_model, is_causal, load_paged
 
-__all__ = ["PagedModel", "check_model", "is_causal_type", "load_paged"]
+__all__ = ["PagedModel", "check_model", "is_causal", "load_paged"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from ...nn.states import SequenceStates, StateShape
 from ...ops import FLOATS
 from ..checks.probe import HALF
 from ..checks.trial import rms, without_side_effects
+from ..files.foreign import class_named, load
 from ..layers import interface
 from ..layers.memory import use_large_pages
 from ..layers.packed_linear import bytes_of, packs_weights
@@ -401,9 +402,9 @@ def check_model(model: nn.Module) -> tuple[Any, torch.device]:
     return inner, torch.device(devices[0])
 
 
-def is_causal_type(model_type: object) -> bool:
-    """Return whether transformers has a causal language model of this type."""
-    return isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def is_causal(config: Mapping[str, Any]) -> bool:
+    """Return whether transformers has a causal language model of a config's model_type, or of its architectures."""
+    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or class_named(config) is not None
 
 
 def load_paged(
@@ -425,8 +426,6 @@ def load_paged(
     Raises:
         ValueError: As PagedModel, for a checkpoint that contradicts itself, or weights that it cannot have.
     """
-    from ..files.foreign import load
-
     packs = weights is None and packs_weights(device)
     model = load(folder, dtype, weights, activations, must_patch=False, packs=packs)
     return PagedModel(model.to(device))  # type: ignore[arg-type]  # of transformers
