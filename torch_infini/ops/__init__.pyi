@@ -43,12 +43,14 @@ from .geglu import geglu as geglu
 from .gemm import gemm as gemm
 from .layer_norm import layer_norm as layer_norm
 from .linear import linear as linear
+from .linear_block_panels import linear_block_panels as linear_block_panels
 from .linear_blocks import linear_blocks as linear_blocks
 from .linear_group8 import linear_group8 as linear_group8
 from .linear_packed import linear_packed as linear_packed
 from .linear_table4 import linear_table4 as linear_table4
 from .lp_norm import lp_norm as lp_norm
 from .matmul import matmul as matmul
+from .pack_blocks import pack_blocks as pack_blocks
 from .pack_linear import pack_linear as pack_linear
 from .paged_attention import paged_attention as paged_attention
 from .paged_attention import paged_attention_prefill as paged_attention_prefill
@@ -74,3 +76,4 @@ from .ssd import ssd as ssd
 from .swiglu import swiglu as swiglu
 from .topk import topkrouter as topkrouter
 from .topk import topksoftmax as topksoftmax
+from .unpack_blocks import unpack_blocks as unpack_blocks

@@ -1,0 +1,213 @@
+// The CPU kernel of linear_block_panels, where bfloat16 is multiplied in pairs. Up to eight rows of x are multiplied while
+// a panel is decoded, in parts of 8, 4, 2 and 1, of which later ones find it in L2; for more rows a stretch of a panel is
+// decoded in L1 and multiplied by tiles of rows.
+// Limit: memory bandwidth of the blocks for few rows of x, the multiply-add units beyond.
+#include "linear_block_panels.h"
+
+#include "bias.h"
+#include "panel_codes.h"
+#include "parallel.h"
+#include "row_iterator.h"
+#include "scratch.h"
+
+#if defined(__AVX512BF16__)
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using linear_block_panels::Args;
+using linear_block_panels::PanelKind;
+
+constexpr int kTileRows = 8;
+constexpr int64_t kStretch = 512;   // columns decoded at a time, 16 KiB: a multiple of every block's elements
+constexpr int64_t kPassRows = 256;  // rows of x that share a pass over the weight
+constexpr int64_t kGroupLeast = 16; // columns of the smallest group
+
+int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+// Rows of x in tiles: split evenly, or into powers of two if there are few. The rows of a tile are interleaved word by
+// word, and so are the sums of its groups.
+struct Pass {
+    int64_t rows, k, group;
+    int64_t words = k / 2, groups = k / group;
+    bool few = rows <= kTileRows;
+    int64_t tiles = few ? __builtin_popcountll(static_cast<uint64_t>(rows)) : ceil_div(rows, kTileRows);
+    int64_t row(int64_t tile) const {
+        if (!few) {
+            return rows * tile / tiles;
+        }
+        int64_t left = rows;
+        for (; tile > 0; --tile) {
+            left &= ~(int64_t{1} << (63 - __builtin_clzll(static_cast<uint64_t>(left))));
+        }
+        return rows - left;
+    }
+    int64_t bytes() const { return ceil_div(rows * (words + groups) * 4, 64) * 64; }
+};
+
+class PackedX {
+public:
+    PackedX(const Pass &pass, void *memory)
+        : pass_(pass), words_(static_cast<uint32_t *>(memory)),
+          sums_(reinterpret_cast<float *>(words_ + pass.rows * pass.words)) {}
+
+    const uint32_t *words(int64_t tile) const { return words_ + pass_.row(tile) * pass_.words; }
+    const float *sums(int64_t tile) const { return sums_ + pass_.row(tile) * pass_.groups; }
+
+    void set(int64_t tile, const bf16 *x, const int64_t *offsets) const {
+        const int64_t first = pass_.row(tile), rows = pass_.row(tile + 1) - first;
+        for (int64_t r = 0; r < rows; ++r) {
+            const bf16 *const from = x + offsets[first + r];
+            uint32_t *const to = words_ + first * pass_.words + r;
+            for (int64_t word = 0; word < pass_.words; ++word) {
+                std::memcpy(to + word * rows, from + 2 * word, sizeof(uint32_t));
+            }
+            float *const sums = sums_ + first * pass_.groups + r;
+            for (int64_t group = 0; group < pass_.groups; ++group) {
+                VecF total{};
+                for (int64_t i = 0; i < pass_.group; i += kLanes) {
+                    total += load(from + group * pass_.group + i);
+                }
+                sums[group * rows] = infini::INFINI_LEVEL::sum(total);
+            }
+        }
+    }
+
+private:
+    const Pass &pass_;
+    uint32_t *words_;
+    float *sums_;
+};
+
+// A decoded stretch of a panel.
+struct Decoded {
+    alignas(64) uint32_t words[kStretch / 2 * kPanel];
+    alignas(64) float scales[kStretch / kGroupLeast * kPanel], shifts[kStretch / kGroupLeast * kPanel];
+};
+
+// Adds the products of a stretch of `groups` groups with kM rows to y [kM][kPanel], in the order of dot_panel.
+template <int kM, bool kShifts>
+__attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t groups, int64_t group_words,
+                                             const uint32_t *x, const float *sums, float *y) {
+    const uint32_t *words = decoded.words;
+    for (int64_t g = 0; g < groups; ++g) {
+        VecF part[kM][kSums] = {};
+        for (int64_t word = 0; word < group_words; word += kSums) {
+#pragma GCC unroll 2
+            for (int s = 0; s < kSums; ++s) {
+                __m512i of_rows = _mm512_loadu_si512(words);
+                keep_in_register(of_rows);
+#pragma GCC unroll 8
+                for (int m = 0; m < kM; ++m) {
+                    part[m][s] = multiply_words(of_rows, x[m], part[m][s]);
+                }
+                words += kPanel;
+                x += kM;
+            }
+        }
+        const VecF scale = load(decoded.scales + g * kPanel), shift = load(decoded.shifts + g * kPanel);
+#pragma GCC unroll 8
+        for (int m = 0; m < kM; ++m) {
+            VecF total = fma(part[m][0] + part[m][1], scale, load(y + m * kPanel));
+            if constexpr (kShifts) {
+                total = fma(splat(sums[g * kM + m]), shift, total);
+            }
+            store(y + m * kPanel, total);
+        }
+    }
+}
+
+// The same for a number of rows known at run time.
+template <bool kShifts, int kM = 1, typename... More>
+void multiply_rows(int64_t m, const Decoded &decoded, More... more) {
+    if constexpr (kM < kTileRows) {
+        if (m > kM) {
+            return multiply_rows<kShifts, kM + 1>(m, decoded, more...);
+        }
+    }
+    multiply_tile<kM, kShifts>(decoded, more...);
+}
+
+// y [rows][kPanel] of a panel.
+void multiply_panel(const Args &a, const Pass &pass, const PackedX &x, int64_t panel, Decoded &decoded, float *y) {
+    const PanelKind &kind = *a.kind;
+    const int64_t blocks = a.weight.size(1);
+    const uint8_t *const data = a.weight.as<const uint8_t>() + panel * a.weight.stride(0);
+    if (pass.few) {
+        for (int64_t tile = 0; tile < pass.tiles; ++tile) {
+            const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
+            kind.dot({}, {data, blocks, static_cast<int>(rows), x.words(tile), x.sums(tile), y + row * kPanel});
+        }
+        return;
+    }
+    std::memset(y, 0, static_cast<size_t>(pass.rows * kPanel) * sizeof(float));
+    const int64_t elements = a.block->elements, step = kStretch / elements;
+    for (int64_t block = 0; block < blocks; block += step) {
+        const int64_t count = blocks - block < step ? blocks - block : step;
+        kind.decode({}, {data + block * kPanel * a.block->bytes, count, decoded.words, decoded.scales, decoded.shifts});
+        const int64_t column = block * elements, groups = count * elements / kind.group;
+        for (int64_t tile = 0; tile < pass.tiles; ++tile) {
+            const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
+            const auto multiply =
+                kind.shifts ? multiply_rows<true, 1, int64_t, int64_t, const uint32_t *, const float *, float *>
+                            : multiply_rows<false, 1, int64_t, int64_t, const uint32_t *, const float *, float *>;
+            multiply(rows, decoded, groups, kind.group / 2, x.words(tile) + column / 2 * rows,
+                     x.sums(tile) + column / kind.group * rows, y + row * kPanel);
+        }
+    }
+}
+
+void multiply(const Args &a) {
+    const int64_t k = a.x.size(-1), panels = a.weight.size(0);
+    const TensorView *const views[] = {&a.x, &a.y};
+    const RowIterator<2> rows(views);
+    const int64_t passes = ceil_div(rows.count(), kPassRows), most = ceil_div(rows.count(), passes);
+    const int64_t work = a.weight.numel() * ceil_div(most, kTileRows);
+    const int64_t threads = parallel_threads(panels, work);
+    const int64_t own_bytes =
+        static_cast<int64_t>(sizeof(Decoded)) + most * kPanel * static_cast<int64_t>(sizeof(float));
+    const int64_t x_bytes = Pass{most, k, a.kind->group}.bytes();
+    auto *const scratch = static_cast<char *>(cpu::scratch(static_cast<size_t>(x_bytes + threads * own_bytes)));
+    for (int64_t begin = 0; begin < rows.count(); begin += most) {
+        const Pass pass{rows.count() - begin < most ? rows.count() - begin : most, k, a.kind->group};
+        const PackedX x(pass, scratch);
+        int64_t x_offsets[kPassRows], y_offsets[kPassRows], count = 0;
+        rows.visit(begin, begin + pass.rows, [&](const int64_t *at) {
+            x_offsets[count] = at[0];
+            y_offsets[count++] = at[1];
+        });
+        parallel_for(pass.tiles, pass.rows * k * static_cast<int64_t>(sizeof(bf16)), [&](int64_t first, int64_t last) {
+            for (int64_t tile = first; tile < last; ++tile) {
+                x.set(tile, a.x.as<const bf16>(), x_offsets);
+            }
+        });
+        parallel_for(panels, work, [&](int64_t first, int64_t last) {
+            char *const own = scratch + x_bytes + (threads > 1 ? omp_get_thread_num() * own_bytes : 0);
+            auto &decoded = *reinterpret_cast<Decoded *>(own);
+            auto *const y = reinterpret_cast<float *>(own + sizeof(Decoded));
+            for (int64_t panel = first; panel < last; ++panel) {
+                multiply_panel(a, pass, x, panel, decoded, y);
+                const Bias<bf16> bias(a.bias, panel * kPanel);
+                for (int64_t row = 0; row < pass.rows; ++row) {
+                    store(a.y.as<bf16>() + y_offsets[row] + panel * kPanel,
+                          bias.plus(load(y + row * kPanel), 0, Full{}));
+                }
+            }
+        });
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::linear_block_panels::INFINI_LEVEL::multiply_kernel(const Args &args) {
+    infini::INFINI_LEVEL::multiply(args);
+}
+
+#else
+
+void infini::linear_block_panels::INFINI_LEVEL::multiply_kernel(const Args &) {} // linear_blocks serves
+
+#endif

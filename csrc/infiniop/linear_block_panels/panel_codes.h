@@ -1,0 +1,300 @@
+// The two kernels that every kind of panel gets of its description: dot and decode. Included only by *_cpu.cpp files.
+// Codes become integers in bfloat16, exactly, that are multiplied by x in pairs, 16 rows at once; the sum of a group is
+// multiplied by its scales in float. A kind is a struct with kElements of a block, kGroup, kBits, kHeaderBytes, kShifts;
+// a Header, made of its bytes, with scale(group) and, if it shifts, shift(group); and table(), the codes' values.
+// The order of sums: words of a group by turns to two sums, which are added; then group by group. So a row of x has the
+// same bits in either kernel, with any other rows.
+#pragma once
+
+#include "panel_kinds.h"
+#include "vec.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+#if defined(__AVX512BF16__)
+
+using linear_block_panels::kPanel;
+
+constexpr int kSums = 2; // of a group: two chains of multiply-adds
+
+// Prefetched ahead for more than two rows of x; for fewer the bandwidth is the limit, and the hardware's prefetcher alone
+// is faster. GB/s of 2048 -> 11264 from memory in large pages on a Zen 4 core that sums floats at 31, 4 and 8 rows, ahead
+// by 0, 2048 and 4096 bytes: q4_0 9.7 and 5.4, 9.7 and 5.3, 12.7 and 6.2; q4_k 8.7 and 5.3, 11.5 and 6.4, 11.4 and 6.2;
+// q8_0 11.8 and 7.5, 14.7 and 10.5, 14.9 and 10.1 (by hand).
+constexpr int kAheadBytes = 4096;
+
+inline VecF halves_at(const uint8_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+}
+
+inline VecF multiply_words(__m512i words, uint32_t x, VecF sum) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)words, (__m512bh)_mm512_set1_epi32(static_cast<int>(x)));
+}
+
+inline __m512i line_at(const uint8_t *p) {
+    return _mm512_loadu_si512(p);
+}
+
+// Codes(lines).pass(sink) calls sink(i, words) for the kRunWords words of each row in a run of columns.
+template <int kBits> struct Codes;
+
+// 16 values, in bfloat16, for any index whose lower four bits are the code.
+struct Table16 {
+    __m512i values;
+    explicit Table16(VecF of) : values(_mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(of))) {}
+    INFINI_ALWAYS_INLINE __m512i operator[](__m512i index) const { return _mm512_permutexvar_epi16(index, values); }
+};
+
+struct Table32 {
+    __m512i values;
+    Table32(VecF first, VecF last) : values((__m512i)_mm512_cvtne2ps_pbh(last, first)) {}
+    INFINI_ALWAYS_INLINE __m512i operator[](__m512i index) const { return _mm512_permutexvar_epi16(index, values); }
+};
+
+struct Table64 {
+    __m512i lower, upper;
+    Table64(VecF a, VecF b, VecF c, VecF d)
+        : lower((__m512i)_mm512_cvtne2ps_pbh(b, a)), upper((__m512i)_mm512_cvtne2ps_pbh(d, c)) {}
+    INFINI_ALWAYS_INLINE __m512i operator[](__m512i index) const {
+        return _mm512_permutex2var_epi16(lower, index, upper);
+    }
+};
+
+template <> struct Codes<4> {
+    static constexpr int kRunWords = 4, kRunBytes = 64;
+    template <typename Table, typename Sink>
+    INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Table &table, const Sink &sink) {
+        __m512i line = line_at(lines);
+        keep_in_register(line);
+        sink(0, table[line]);
+        sink(1, table[_mm512_srli_epi16(line, 4)]);
+        sink(2, table[_mm512_srli_epi16(line, 8)]);
+        sink(3, table[_mm512_srli_epi16(line, 12)]);
+    }
+};
+
+template <> struct Codes<5> {
+    static constexpr int kRunWords = 16, kRunBytes = 320;
+    template <typename Table, typename Sink>
+    INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Table &table, const Sink &sink) {
+        const __m512i nibble = _mm512_set1_epi16(15), fifth = line_at(lines + 256);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            __m512i line = line_at(lines + 64 * i);
+            keep_in_register(line);
+            const __m512i codes[4] = {line, _mm512_srli_epi16(line, 4), _mm512_srli_epi16(line, 8),
+                                      _mm512_srli_epi16(line, 12)};
+#pragma GCC unroll 4
+            for (int t = 0; t < 4; ++t) {
+                const int word = 4 * i + t;
+                const __m512i upper =
+                    word < 4 ? _mm512_slli_epi16(fifth, 4 - word) : _mm512_srli_epi16(fifth, word - 4);
+                // The bits of the code in `nibble`, the other of `upper`; the lookup ignores those above.
+                sink(word, table[_mm512_ternarylogic_epi32(nibble, codes[t], upper, 0xca)]);
+            }
+        }
+    }
+};
+
+template <> struct Codes<6> {
+    static constexpr int kRunWords = 8, kRunBytes = 192;
+    template <typename Table, typename Sink>
+    INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Table &table, const Sink &sink) {
+        const __m512i nibble = _mm512_set1_epi16(15), two = line_at(lines + 128);
+        const __m512i upper[8] = {_mm512_slli_epi16(two, 4), _mm512_slli_epi16(two, 2), two,
+                                  _mm512_srli_epi16(two, 2), _mm512_srli_epi16(two, 4), _mm512_srli_epi16(two, 6),
+                                  _mm512_srli_epi16(two, 8), _mm512_srli_epi16(two, 10)};
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            __m512i line = line_at(lines + 64 * i);
+            keep_in_register(line);
+            const __m512i codes[4] = {line, _mm512_srli_epi16(line, 4), _mm512_srli_epi16(line, 8),
+                                      _mm512_srli_epi16(line, 12)};
+#pragma GCC unroll 4
+            for (int t = 0; t < 4; ++t) {
+                sink(4 * i + t, table[_mm512_ternarylogic_epi32(nibble, codes[t], upper[4 * i + t], 0xca)]);
+            }
+        }
+    }
+};
+
+// Signed bytes: a float of each has bfloat16 in its upper half.
+struct NoTable {};
+template <> struct Codes<8> {
+    static constexpr int kRunWords = 2, kRunBytes = 64;
+    template <typename Sink>
+    INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const NoTable &, const Sink &sink) {
+        const auto value = [&](int column) __attribute__((always_inline)) {
+            const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(lines + kPanel * column));
+            return (__m512i)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+        };
+        const auto pair = [](__m512i first, __m512i second) __attribute__((always_inline)) {
+            return _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xffff), _mm512_srli_epi32(first, 16), second, 0xca);
+        };
+        sink(0, pair(value(0), value(1)));
+        sink(1, pair(value(2), value(3)));
+    }
+};
+
+// For each group of some blocks, from the begin of a unit, calls word(i, words) for its words, then end(scale, shift).
+// kAhead: bytes to the lines that are prefetched; kRolled: groups are a loop, with their scales in memory.
+template <typename K, int kAhead, bool kRolled, typename Word, typename End>
+INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const Word &word, const End &end) {
+    using C = Codes<K::kBits>;
+    constexpr int kGroups = K::kElements / K::kGroup;
+    constexpr int kHeaders = K::kHeaderBytes, kUnitBlocks = linear_block_panels::unit_blocks(kHeaders);
+    const auto table = K::table();
+    const uint8_t *lines = panel;
+    for (int64_t first = 0; first < blocks; first += kUnitBlocks) {
+        const int64_t count = blocks - first < kUnitBlocks ? blocks - first : kUnitBlocks;
+        const uint8_t *header_bytes = lines;
+#pragma GCC unroll 5
+        for (int byte = 0; kAhead > 0 && byte < kUnitBlocks * kHeaders; byte += 64) {
+            __builtin_prefetch(lines + kAhead + byte);
+        }
+        lines += count * K::kHeaderBytes;
+        for (int64_t block = 0; block < count; ++block) {
+            const typename K::Header header(header_bytes);
+            header_bytes += K::kHeaderBytes;
+            const auto pass_group = [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 16
+                for (int i = 0; i < K::kGroup / 2; i += C::kRunWords) {
+#pragma GCC unroll 5
+                    for (int byte = 0; kAhead > 0 && byte < C::kRunBytes; byte += 64) {
+                        __builtin_prefetch(lines + kAhead + byte);
+                    }
+                    C::pass(lines, table,
+                            [&](int j, __m512i words) __attribute__((always_inline)) { word(i + j, words); });
+                    lines += C::kRunBytes;
+                }
+            };
+            if constexpr (kRolled && kGroups > 1) {
+                VecF scales[kGroups], shifts[K::kShifts ? kGroups : 1];
+#pragma GCC unroll 16
+                for (int g = 0; g < kGroups; ++g) {
+                    scales[g] = header.scale(g);
+                    if constexpr (K::kShifts) {
+                        shifts[g] = header.shift(g);
+                    }
+                }
+#pragma GCC unroll 1
+                for (int g = 0; g < kGroups; ++g) {
+                    pass_group();
+                    end(scales[g], shifts[K::kShifts ? g : 0]);
+                }
+            } else {
+#pragma GCC unroll 16
+                for (int g = 0; g < kGroups; ++g) {
+                    pass_group();
+                    if constexpr (K::kShifts) {
+                        end(header.scale(g), header.shift(g));
+                    } else {
+                        end(header.scale(g), VecF{});
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <typename K, int kM> __attribute__((noinline)) void dot_panel(const linear_block_panels::DotArgs &a) {
+    constexpr int kWords = K::kGroup / 2;
+    constexpr bool kTotalsInRegisters = kM <= 4; // otherwise the group's sums need them
+    const uint32_t *x = a.x;
+    const float *sums = a.sums;
+    VecF total[kTotalsInRegisters ? kM : 1], part[kM][kSums] = {};
+    if constexpr (kTotalsInRegisters) {
+        for (int m = 0; m < kM; ++m) {
+            total[m] = VecF{};
+        }
+    } else {
+        std::memset(a.y, 0, kM * kPanel * sizeof(float));
+    }
+    each_block<K, (kM > 2 ? kAheadBytes : 0), (kM > 2)>(
+        a.panel, a.blocks,
+        [&](int word, __m512i words) __attribute__((always_inline)) {
+            keep_in_register(words);
+#pragma GCC unroll 8
+            for (int m = 0; m < kM; ++m) {
+                VecF &sum = part[m][word % kSums];
+                sum = multiply_words(words, x[word * kM + m], sum);
+            }
+        },
+        [&](VecF scale, VecF shift) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+            for (int m = 0; m < kM; ++m) {
+                float *const y = a.y + m * kPanel;
+                VecF &own = total[kTotalsInRegisters ? m : 0];
+                own = fma(part[m][0] + part[m][1], scale, kTotalsInRegisters ? own : load(y));
+                if constexpr (K::kShifts) {
+                    own = fma(splat(sums[m]), shift, own);
+                }
+                if constexpr (!kTotalsInRegisters) {
+                    store(y, own);
+                }
+                part[m][0] = part[m][1] = VecF{};
+            }
+            x += kWords * kM;
+            sums += kM;
+        });
+    if constexpr (kTotalsInRegisters) {
+        for (int m = 0; m < kM; ++m) {
+            store(a.y + m * kPanel, total[m]);
+        }
+    }
+}
+
+template <typename K> void dot_panel(const linear_block_panels::DotArgs &args) {
+    switch (args.m) {
+    case 1:
+        return dot_panel<K, 1>(args);
+    case 2:
+        return dot_panel<K, 2>(args);
+    case 4:
+        return dot_panel<K, 4>(args);
+    default:
+        return dot_panel<K, 8>(args);
+    }
+}
+
+template <typename K> void decode_panel(const linear_block_panels::DecodeArgs &a) {
+    uint32_t *words_at = a.words;
+    float *scales = a.scales, *shifts = a.shifts;
+    each_block<K, 0, true>(
+        a.panel, a.blocks,
+        [&](int word, __m512i words)
+            __attribute__((always_inline)) { _mm512_storeu_si512(words_at + word * kPanel, words); },
+        [&](VecF scale, VecF shift) __attribute__((always_inline)) {
+            words_at += K::kGroup / 2 * kPanel;
+            store(scales, scale);
+            scales += kPanel;
+            if constexpr (K::kShifts) {
+                store(shifts, shift);
+                shifts += kPanel;
+            }
+        });
+}
+
+inline VecF counted_from(float first) {
+    return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) + splat(first);
+}
+
+#define INFINI_DEFINE_PANEL_KIND(name, ...)                                                                            \
+    void dot_##name(const DotArgs &args) {                                                                             \
+        dot_panel<__VA_ARGS__>(args);                                                                                  \
+    }                                                                                                                  \
+    void decode_##name(const DecodeArgs &args) {                                                                       \
+        decode_panel<__VA_ARGS__>(args);                                                                               \
+    }
+
+#else
+
+#define INFINI_DEFINE_PANEL_KIND(name, ...)                                                                            \
+    void dot_##name(const DotArgs &) {}                                                                                \
+    void decode_##name(const DecodeArgs &) {}
+
+#endif
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
