@@ -6,10 +6,12 @@
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
 # make test-aarch64: a cross build for Arm, and a part of the tests under qemu.
 # make docs: writes the generated sections of the pages and of infiniop.h; make check-docs compares them.
+# make site: the pages and the API reference as a site, in build/site.
 # make pictures: those of docs/server.md, taken of the page in Chromium.
 # make test-transformers4: scripts of InfiniLM with transformers 4, which is installed beside the environment's release.
 # make test-integrations: tests inside vLLM's CPU build, which is installed in an environment of its own.
 # make wheel: the wheel and the source archive of a release, in dist/ (TORCHES=2.14.1: also the device's library for it).
+# make matrix: tries the wheel of dist/ with several Pythons, torches and transformers (ONLY=2.14: some; LARGE=1: CUDA's builds too).
 # make soak: 10,000 random requests through the engine.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
 PYTHON ?= python3
@@ -18,7 +20,7 @@ PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
 .PHONY: demo test test-full test-ci test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 \
-  test-integrations build build-demo build-emulated bench sanitize fuzz wheel pictures soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
+  test-integrations build build-demo build-emulated bench sanitize fuzz wheel matrix pictures soak format check-format check-types docs check-docs site check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
 demo: build-demo
@@ -78,6 +80,11 @@ $(VENV)/.wheel: $(VENV)/.test
 
 wheel: build $(VENV)/.wheel
 	@$(PY) .ci/wheel.py $(if $(TORCHES),--torches $(TORCHES)) $(if $(PYTHONS),--pythons $(PYTHONS))
+
+# Not a part of test: it downloads a torch for each row. docs/install.md has its table.
+matrix:
+	@ls dist/*.whl >/dev/null 2>&1 || $(MAKE) --no-print-directory wheel
+	@$(PY) .ci/matrix.py $(if $(ONLY),--only "$(ONLY)") $(if $(LARGE),--large)
 
 bench: build
 	$(PY) benchmarks/run.py
@@ -154,6 +161,14 @@ docs: build
 
 check-docs: build
 	@$(PY) -W ignore .ci/docs.py --check
+
+$(VENV)/.site: $(VENV)/.test
+	@$(PY) -c 'import sphinx, myst_parser, furo' 2>/dev/null \
+	  || $(PY) -m pip install -q -c .ci/constraints.txt sphinx myst-parser furo
+	@touch $@
+
+site: build $(VENV)/.site
+	@$(PY) -W ignore .ci/site.py
 
 # cuobjdump and nvdisasm show the instructions; without them the rest is checked.
 $(VENV)/.sass: $(VENV)/.test

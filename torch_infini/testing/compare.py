@@ -12,6 +12,7 @@ from .op_info import OpInfo, Sample
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return the results of a call as a tuple: a single one alone in it."""
     return value if isinstance(value, tuple) else (value,)
 
 
