@@ -265,6 +265,28 @@ def test_a_section_edited_by_hand_is_found(
     assert edited.read_text().splitlines() == lines
 
 
+def test_a_plot_that_is_older_than_its_figures_is_found(
+    docs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that pages show; a figure that changes in the CSV file changes the plot."""
+    shown = {name_of(path): draw for path, draw in docs.plots().items()}
+    names = {"zen-4/engine-1.1B", "zen-5/generate", "zen-5/collectives", "xeon-amx/error-bits"}
+    assert set(shown) == {f"benchmarks/results/{name}.svg" for name in names}
+    table, plot = tmp_path / "engine.csv", tmp_path / "engine.svg"
+    draw = next(iter(shown.values())).func
+    monkeypatch.setattr(docs, "WHOLE", {plot: lambda: draw(table)})
+    monkeypatch.setattr(docs, "pages", lambda: [plot])
+    figures = (ROOT / "benchmarks" / "results" / "zen-4" / "engine-1.1B.csv").read_text()
+    table.write_text(figures)
+    plot.write_text("")
+    assert docs.main([]) == 0 and docs.main(["--check"]) == 0
+    capsys.readouterr()
+    table.write_text(figures.replace(",9.423,", ",94.23,"))
+    assert docs.main(["--check"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith(f"docs: {plot}:") and "must be\n  <rect" in said
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
