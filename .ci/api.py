@@ -136,7 +136,7 @@ def signature(name: str, what: Any) -> str:
         found = inspect.signature(what)
     except (TypeError, ValueError):
         return ""
-    plain = [p.replace(annotation=p.empty) for p in found.parameters.values() if p.name != "self"]
+    plain = [p.replace(annotation=p.empty) for p in found.parameters.values() if p.name not in ("self", "cls")]
     parts = []
     keywords = False
     for parameter in plain:
