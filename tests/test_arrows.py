@@ -84,6 +84,7 @@ PRIVATE = {
     ("testing.ops.pack_blocks", "ops._blocks"),
     ("testing.ops.linear_blocks", "ops._blocks"),
     ("weights.blocks", "ops._blocks"),
+    ("weights.blocks", "ops._block_panels"),
     ("testing.ops.linear_group8", "ops._panels"),
     ("testing.ops.linear_packed", "ops._packed"),
     ("testing.ops.linear_table4", "ops._panels"),

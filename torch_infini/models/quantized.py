@@ -17,7 +17,7 @@ from .._core.memory import allocate, trim
 from .._core.progress import finish, track
 from ..checkpoints import Checkpoint, Layer, LinearWeight, Projection, Wanted, fill
 from ..nn import Linear, MergedLinear
-from ..weights import Integers
+from ..weights import Integers, in_panels
 from .checkpoint import Slot
 from .config import LlamaConfig
 
@@ -182,4 +182,5 @@ def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: to
     assert packed is not None
     integers = Integers(packed, concatenate([w.scales for w in whole]), concatenate([w.zeros for w in whole]))
     columns = None if columns is None else columns.to(device)
-    return Linear.from_integers(whole[0].kind, k, integers, columns, False, dtype)
+    kind, integers = in_panels(whole[0].kind, integers, dtype)
+    return Linear.from_integers(kind, k, integers, columns, False, dtype)

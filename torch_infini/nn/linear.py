@@ -118,7 +118,7 @@ class Linear(nn.Module):
         """Make a layer of a weight that was quantized elsewhere, from existing tensors.
 
         Args:
-            format: "int8" or "w8a16", "int4" or "w4a16", or a kind of block.
+            format: "int8" or "w8a16", "int4" or "w4a16", or a kind of block, also in panels.
             in_features: Columns of x, k.
             integers: The weight: [n, k] int8; [n, k / 2] uint8 for 4 bits; or blocks. The scales: [n] float32 for 8
                 bits; [n, k / group] float32 or `dtype` for 4, with groups of 32, 64 or 128; None for blocks. The zeros:
@@ -130,7 +130,7 @@ class Linear(nn.Module):
         Returns:
             The layer. It has no `load`.
         """
-        n, device = integers.rows, integers.weight.device
+        n, device = integers.rows * (FORMATS[format].panel if integers.scales is None else 1), integers.weight.device
         linear = cls(in_features, 0, False, "dense", dtype, device)
         linear.out_features, linear.format = n, format
         for name, tensor in {**integers._asdict(), "columns": columns}.items():

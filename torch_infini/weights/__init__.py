@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .blocks import BlockFormat
+from .blocks import BlockFormat, in_panels
 from .format import Format, Integers, TensorSpec
 from .quantize import (
     dequantize_int4,
@@ -75,6 +75,7 @@ def respelled(fields: Mapping[str, Any]) -> dict[str, Any]:
 __all__ = [
     "BLOCKS",
     "BlockFormat",
+    "in_panels",
     "FORMATS",
     "Format",
     "Integers",

@@ -1,6 +1,7 @@
 """Weights in the blocks of checkpoints (GGUF's, FP8, NF4), each with its own scales: a format for every kind of block.
 
-They are read from checkpoints as they lie, never quantized here. The op is infini::linear_blocks, on the CPU alone.
+They are read from checkpoints as they lie, never quantized here. The op is infini::linear_blocks, or for blocks that
+`in_panels` has laid out infini::linear_block_panels; both are on the CPU alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from .._core import library
 from .._core.devices import backing_type
+from .._core.memory import allocate
+from ..ops._block_panels import NUMBERS, PANEL, packed_shape
 from ..ops._blocks import KINDS, BlockKind
 from .format import Format, Integers, TensorSpec
 
@@ -59,4 +62,65 @@ class BlockFormat(Format):
         return op.default(*of) if out is None else op.out(*of, out=out)
 
 
-FORMATS = tuple(BlockFormat(kind) for kind in KINDS.values())
+class BlockPanelFormat(BlockFormat):
+    """The blocks of one kind in panels of 16 rows, of which there are only whole ones."""
+
+    op, panel = "linear_block_panels", PANEL
+
+    def __init__(self, kind: BlockKind) -> None:
+        super().__init__(kind)
+        self.name = f"{kind.name}_panels"
+
+    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
+        shape = packed_shape(self.kind.number, n, k)
+        return {"weight": TensorSpec(shape, torch.uint8, self.kind.elements, PANEL)}
+
+    def rows(self, of: Integers, first: int, rows: int) -> Tensor:
+        """Return rows in blocks, as `BlockFormat` has them: a copy."""
+        begin = first // PANEL * PANEL
+        shape = first + rows - begin, of.weight.shape[1], self.kind.bytes
+        blocks = torch.empty(shape, dtype=torch.uint8)
+        torch.ops.infini.unpack_blocks.default(blocks, of.weight, self.kind.number, begin)
+        return blocks[first - begin :]
+
+    def dequantize(self, of: Integers, first: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
+        blocks = Integers(self.rows(of, first, rows)) if rows else Integers(of.weight.new_empty(0, 0, 0))
+        return super().dequantize(blocks, 0, rows, k, dtype)
+
+    def product(self, x: Tensor, by: Integers, bias: Tensor | None, same_bits: bool, out: Tensor | None) -> Tensor:
+        op, of = torch.ops.infini.linear_block_panels, (x, by.weight, self.kind.number, bias)
+        return op.default(*of) if out is None else op.out(*of, out=out)
+
+    def put(self, some: Tensor, first: int, to: Tensor, row: int, rows: int) -> None:
+        super().put(some, first // PANEL, to, row // PANEL, -(-rows // PANEL))
+
+
+def in_panels(name: str, integers: Integers, dtype: torch.dtype) -> tuple[str, Integers]:
+    """Lay a weight in blocks out in panels where its products are faster so.
+
+    That is for bfloat16 where the CPU multiplies it in pairs, without tiles, and for a multiple of 16 rows.
+
+    Args:
+        name: The format, which may be any.
+        integers: The weight; it is not changed.
+        dtype: The dtype of x.
+
+    Returns:
+        (format, weight): those given, or the format of panels and a copy.
+    """
+    kind = KINDS.get(name)
+    weight = integers.weight
+    if kind is None or kind.number not in NUMBERS or library.capability != "avx512_bf16" or dtype != torch.bfloat16:
+        return name, integers
+    if backing_type(weight.device) != "cpu" or library.emulates_cuda() or len(weight) % PANEL:
+        return name, integers
+    n, blocks, _ = weight.shape
+    packed = allocate(*packed_shape(kind.number, n, blocks * kind.elements), dtype=torch.uint8)
+    torch.ops.infini.pack_blocks.default(packed, weight, kind.number)
+    return f"{name}_panels", Integers(packed)
+
+
+FORMATS = (
+    *(BlockFormat(kind) for kind in KINDS.values()),
+    *(BlockPanelFormat(KINDS[name]) for name in NUMBERS.values()),
+)

@@ -23,7 +23,7 @@ class Integers(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """n; `weight` may store several rows together, its scales do not."""
+        """n, but for weights in panels without scales, whose panels it counts; scales are never stored together."""
         return len(self.weight if self.scales is None else self.scales)
 
 
