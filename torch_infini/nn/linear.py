@@ -16,7 +16,7 @@ from .._core.devices import backing_type
 from .._core.memory import allocate
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
-from ..weights import BLOCKS, FORMATS, Integers, best, names
+from ..weights import BLOCKS, FORMATS, Integers, best, names, out_of_panels
 
 # Instruction sets that multiply bfloat16 in pairs, for which packing is faster. Tile registers use unpacked weights: on
 # a CPU with tiles, packed panels were read 11 % slower (Xeon, Sapphire Rapids).
@@ -130,7 +130,7 @@ class Linear(nn.Module):
         Returns:
             The layer. It has no `load`.
         """
-        n, device = integers.rows * (FORMATS[format].panel if integers.scales is None else 1), integers.weight.device
+        n, device = integers.rows_of(FORMATS[format]), integers.weight.device
         linear = cls(in_features, 0, False, "dense", dtype, device)
         linear.out_features, linear.format = n, format
         for name, tensor in {**integers._asdict(), "columns": columns}.items():
@@ -198,7 +198,11 @@ class Linear(nn.Module):
             there = fn(self.weight.data[:0])
             stays = there.dtype == torch.bfloat16 and backing_type(there.device) == "cpu"
         else:
-            stays = self.format not in BLOCKS or FORMATS[self.format].serves_on(fn(self.weight.data[:0]).device)
+            is_block, empty = self.format in BLOCKS, self.weight.data[:0]
+            stays = not is_block or FORMATS[self.format].serves_on(fn(empty).device)
+            if stays and is_block and fn(empty.new_empty(0, dtype=self.dtype)).dtype != self.dtype:
+                self.format, rows = out_of_panels(self.format, self.integers)
+                self.weight = nn.Parameter(rows.weight, requires_grad=False)
         if not stays:
             self.weight = nn.Parameter(self.dense(), requires_grad=False)
             self.format = "dense"

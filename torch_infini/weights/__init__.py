@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .blocks import BlockFormat, in_panels
+from .blocks import BlockFormat, in_panels, out_of_panels
 from .format import Format, Integers, TensorSpec
 from .quantize import (
     dequantize_int4,
@@ -76,6 +76,7 @@ __all__ = [
     "BLOCKS",
     "BlockFormat",
     "in_panels",
+    "out_of_panels",
     "FORMATS",
     "Format",
     "Integers",

@@ -75,7 +75,7 @@ class BlockPanelFormat(BlockFormat):
         shape = packed_shape(self.kind.number, n, k)
         return {"weight": TensorSpec(shape, torch.uint8, self.kind.elements, PANEL)}
 
-    def rows(self, of: Integers, first: int, rows: int) -> Tensor:
+    def in_rows(self, of: Integers, first: int, rows: int) -> Tensor:
         """Return rows in blocks, as `BlockFormat` has them: a copy."""
         begin = first // PANEL * PANEL
         shape = first + rows - begin, of.weight.shape[1], self.kind.bytes
@@ -84,7 +84,7 @@ class BlockPanelFormat(BlockFormat):
         return blocks[first - begin :]
 
     def dequantize(self, of: Integers, first: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
-        blocks = Integers(self.rows(of, first, rows)) if rows else Integers(of.weight.new_empty(0, 0, 0))
+        blocks = Integers(self.in_rows(of, first, rows)) if rows else Integers(of.weight.new_empty(0, 0, 0))
         return super().dequantize(blocks, 0, rows, k, dtype)
 
     def product(self, x: Tensor, by: Integers, bias: Tensor | None, same_bits: bool, out: Tensor | None) -> Tensor:
@@ -118,6 +118,14 @@ def in_panels(name: str, integers: Integers, dtype: torch.dtype) -> tuple[str, I
     packed = allocate(*packed_shape(kind.number, n, blocks * kind.elements), dtype=torch.uint8)
     torch.ops.infini.pack_blocks.default(packed, weight, kind.number)
     return f"{name}_panels", Integers(packed)
+
+
+def out_of_panels(name: str, integers: Integers) -> tuple[str, Integers]:
+    """Return (format, weight) with the rows of a weight that `in_panels` has laid out, a copy; others as they are."""
+    format = next((one for one in FORMATS if one.name == name), None)
+    if not isinstance(format, BlockPanelFormat):
+        return name, integers
+    return format.kind.name, Integers(format.in_rows(integers, 0, PANEL * len(integers.weight)))
 
 
 FORMATS = (

@@ -26,6 +26,10 @@ class Integers(NamedTuple):
         """n, but for weights in panels without scales, whose panels it counts; scales are never stored together."""
         return len(self.weight if self.scales is None else self.scales)
 
+    def rows_of(self, format: Format) -> int:
+        """Return n of a weight in a format."""
+        return self.rows * (format.panel if self.scales is None else 1)
+
 
 class TensorSpec(NamedTuple):
     """Shape and dtype of a tensor, and how many rows and columns of the weight an element of its first and second

@@ -159,7 +159,10 @@ def finish(
             parent, _, last = name.rpartition(".")
             model.get_submodule(parent)._buffers[last] = tensor.to(buffers[name].device)
     for name in quantized:
-        vars(model.get_submodule(name)).pop("_is_hf_initialized", None)
+        module = model.get_submodule(name)
+        vars(module).pop("_is_hf_initialized", None)
+        if isinstance(module, quantized_linear.QuantizedLinear):
+            module.lay_out()
     model.eval()
     report = apply(model, weights, False, Selection(only, skip), quantized=list(quantized))
     if report.reason:

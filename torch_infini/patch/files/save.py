@@ -19,7 +19,9 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from ...checkpoints import read_header, write_tensors
+from ...weights import out_of_panels
 from ..layers.quantized import Quantized, Reformatted
+from ..layers.quantized_linear import INTEGERS, QuantizedLinear, integers_of
 from ..shares import local
 from ..state import state_of
 from .config import QuantizationConfig
@@ -59,7 +61,14 @@ def save(model: Module, folder: Path) -> None:
             )
     state = state_of(model)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Quantized)}
-    quantized = {name: {"format": one.plan.format, "group": one.plan.group} for name, one in layers.items()}
+    formats = {name: one.plan.format for name, one in layers.items()}
+    kept = state_to_write(model)
+    for name, one in layers.items():
+        if isinstance(one, QuantizedLinear):  # panels suit some CPUs alone
+            formats[name], integers = out_of_panels(one.plan.format, integers_of(one._buffers))
+            if formats[name] != one.plan.format:
+                kept[f"{name}.{INTEGERS}"] = integers.weight
+    quantized = {name: {"format": formats[name], "group": one.plan.group} for name, one in layers.items()}
     freed = [f"{name}.{parameter}" for name, module in layers.items() for parameter in module.freed]
     options = {
         "dtype": shown(model.dtype),
@@ -67,7 +76,6 @@ def save(model: Module, folder: Path) -> None:
         "only": None if state.selection.only is None else list(state.selection.only),
         "skip": list(state.selection.skip),
     }
-    kept = state_to_write(model)
     folder.mkdir(parents=True, exist_ok=True)
     if quantized:
         write_quantized(model, folder, kept, freed, options)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...checkpoints import LinearWeight
-from ...weights import BLOCKS, FORMATS, Integers, best
+from ...weights import BLOCKS, FORMATS, Integers, best, in_panels, out_of_panels
 from ..checks.conditions import dense_last, needs_fallback, unsupported_weights
 from ..shares import LinearShard, local
 from ..swap import PLAN, Patched, Unsupported, restore, swap
@@ -77,8 +77,8 @@ class QuantizedLinear(Quantized):
         """
         plan: WeightPlan = vars(self)[PLAN]
         integers = integers_of(self._buffers)
-        k = columns_of(self, plan.shard)
-        weight = FORMATS[plan.format].dequantize(integers, 0, integers.rows, k, plan.dtype)
+        k, format = columns_of(self, plan.shard), FORMATS[plan.format]
+        weight = format.dequantize(integers, 0, integers.rows_of(format), k, plan.dtype)
         columns = self._buffers.get(COLUMNS)
         if columns is not None:
             weight = torch.empty_like(weight).index_copy_(1, columns, weight)
@@ -114,7 +114,7 @@ class QuantizedLinear(Quantized):
 
     @property
     def weight_count(self) -> int:
-        return integers_of(self._buffers).rows * columns_of(self, self.plan.shard)
+        return integers_of(self._buffers).rows_of(FORMATS[self.plan.format]) * columns_of(self, self.plan.shard)
 
     @property
     def is_savable(self) -> bool:
@@ -129,11 +129,25 @@ class QuantizedLinear(Quantized):
         if format in BLOCKS and not FORMATS[format].serves_on(fn(integers[:0]).device):
             make_dense(self)
             return self._apply(fn, recurse)  # nn.Linear's
+        if format in BLOCKS and fn(integers.new_empty(0, dtype=self.plan.dtype)).dtype != self.plan.dtype:
+            self.relay(out_of_panels)
         super()._apply(fn, recurse)
         fused: FusedLinear | None = vars(self).get(FUSED)
         if fused is not None and not fused.is_whole():
             fused.release()
         return self
+
+    def relay(self, to: Callable[[str, Integers], tuple[str, Integers]]) -> None:
+        """Store the weight as `to` does, a function from a format and a weight to a format and a weight."""
+        format, integers = to(self.plan.format, integers_of(self._buffers))
+        if format != self.plan.format:
+            self._buffers[INTEGERS] = integers.weight
+            vars(self)[PLAN] = self.plan._replace(format=format)
+
+    def lay_out(self) -> None:
+        """Hold blocks in panels where their products are faster so."""
+        if self.plan.shard is None:
+            self.relay(lambda format, integers: in_panels(format, integers, self.plan.dtype))
 
     def __getstate__(self) -> dict[str, Any]:
         # For a view of shared memory, pickle would write the whole memory once for each layer.
@@ -190,8 +204,8 @@ class FusedLinear(FusedProduct):
         kinds = {tuple((name, b.dtype) for name in NAMES if (b := m._buffers.get(name)) is not None) for m in modules}
         if len(kinds) > 1 or COLUMNS in modules[0]._buffers:
             return False
-        panel = FORMATS[modules[0].plan.format].panel
-        if any(integers_of(module._buffers).rows % panel for module in modules[:-1]):
+        format = FORMATS[modules[0].plan.format]
+        if any(integers_of(module._buffers).rows_of(format) % format.panel for module in modules[:-1]):
             return False
         for name in BUFFER_NAMES.values():
             if name in modules[0]._buffers:
@@ -260,7 +274,9 @@ def install_weight(module: nn.Linear, weight: LinearWeight, dtype: torch.dtype) 
     if weight.format == "dense":
         module.weight = nn.Parameter(weight.weight.to(dtype), requires_grad=False)
         return False
-    buffers = {INTEGERS: weight.weight, SCALES: weight.scales, ZEROS: weight.zeros, COLUMNS: weight.columns}
-    plan = WeightPlan(weight.kind, weight.group, dtype)
+    integers = Integers(weight.weight, weight.scales, weight.zeros)
+    format, integers = in_panels(weight.kind, integers, dtype)
+    buffers = {BUFFER_NAMES[name]: tensor for name, tensor in integers._asdict().items()} | {COLUMNS: weight.columns}
+    plan = WeightPlan(format, weight.group, dtype)
     install(module, plan, {name: tensor for name, tensor in buffers.items() if tensor is not None})
     return True
