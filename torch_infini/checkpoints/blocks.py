@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from ..ops._blocks import ggml, scale_at
+from .experts import ExpertsFormat
 from .weight import (
     Dim,
     Expected,
     LinearWeight,
     StoredFormat,
     Target,
+    TensorInfo,
     dense_weight,
     not_finite,
     pack_nibbles,
@@ -101,3 +103,44 @@ class Blocks(StoredFormat):
         if zeros is None and target.dtype == torch.float16:
             scales = scales.half()  # as they are in the file
         return LinearWeight("int4", packed, scales, zeros)
+
+
+class BlocksOfExperts(ExpertsFormat):
+    """Experts in blocks along their rows, [experts, rows, bytes of a row] uint8: gate and up are parts of one weight.
+
+    Args:
+        kind: A key of KINDS.
+        parts: The parts' names.
+        interleaved: Whether rows of the parts alternate; else one part follows the other.
+        transposed: As ExpertsFormat's.
+    """
+
+    def __init__(self, kind: str, parts: tuple[str, ...], interleaved: bool, transposed: bool) -> None:
+        self.name, self.kind, self.parts, self.transposed = f"gguf {kind}", kind.lower(), parts, transposed
+        self._kind, self._interleaved = KINDS[kind], interleaved
+
+    def size(self, infos: Mapping[str, TensorInfo]) -> tuple[int, int, int] | None:
+        shape = infos[self.parts[0]].shape
+        if len(shape) != 3:
+            return None
+        return shape[0], len(self.parts) * shape[1], shape[2] // self._kind.bytes * self._kind.elements
+
+    def expected(self, experts: int, n: int, k: int) -> dict[str, TensorInfo]:
+        shape = experts, n // len(self.parts), k // self._kind.elements * self._kind.bytes
+        return dict.fromkeys(self.parts, TensorInfo(torch.uint8, shape))
+
+    def check(self, tensors: Mapping[str, Tensor]) -> tuple[str, str, str] | None:
+        return None  # scales are in the blocks: `blocks` checks them
+
+    def blocks(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        parts = [tensors[part].unflatten(2, (-1, self._kind.bytes)) for part in self.parts]
+        experts, rows, count, size = parts[0].shape
+        blocks = torch.empty(experts, len(parts) * rows, count, size, dtype=torch.uint8)
+        for i, part in enumerate(parts):
+            to = blocks[:, i :: len(parts)] if self._interleaved else blocks[:, i * rows : (i + 1) * rows]
+            for own, stored in zip(to, part, strict=True):
+                own.copy_(stored)
+                for at in self._kind.scales:
+                    if fault := not_finite("scales", scale_at(own, at, self._kind.scale_dtype)):
+                        raise ValueError(f"the {fault[0]} must {fault[1]}, got {fault[2]} (row, block)")
+        return blocks

@@ -39,11 +39,13 @@ class ExpertsFormat(ABC):
         name: The name in errors.
         kind: The kind of block of linear_blocks, also a name of torch_infini.weights.FORMATS.
         parts: What is added to the name of the model's tensor for those that are stored.
+        transposed: Whether the model's tensor is [experts, k, n]; else [experts, n, k].
     """
 
     name: str
     kind: str
     parts: tuple[str, ...]
+    transposed: bool = True
 
     @abstractmethod
     def size(self, infos: Mapping[str, TensorInfo]) -> tuple[int, int, int] | None:

@@ -36,7 +36,7 @@ class Checkpoint:
         config: The values of config.json, or those converted from a GGUF file's metadata.
         tensors: Dtype and shape of every tensor, by the names of transformers.
         layers: The quantized linear layers by name; empty for dense checkpoints and those of save_patched.
-        experts: The quantized experts of mixtures, by the names of the model's tensors [experts, k, n].
+        experts: The quantized experts of mixtures, by the names of the model's tensors.
         activations: "int8": x is quantized in every product with integers; None: only if the checkpoint says so.
     """
 
@@ -65,13 +65,14 @@ class Checkpoint:
     @property
     def dequantized(self) -> dict[str, TensorInfo]:
         """The tensors of the same model as a dense checkpoint: weights of quantized layers are float32 [n, k], those of
-        experts [experts, k, n].
+        experts [experts, k, n] or [experts, n, k], as the model's own.
         """
         parts = [*(one.names for one in self.layers.values()), *(one.names for one in self.experts.values())]
         stored = {tensor for names in parts for tensor in names.values()}
         whole = {f"{name}.weight": TensorInfo(torch.float32, (layer.n, layer.k)) for name, layer in self.layers.items()}
         for name, one in self.experts.items():
-            whole[name] = TensorInfo(torch.float32, (one.experts, one.k, one.n))
+            rows = (one.k, one.n) if one.format.transposed else (one.n, one.k)
+            whole[name] = TensorInfo(torch.float32, (one.experts, *rows))
         return {name: info for name, info in self.tensors.items() if name not in stored} | whole
 
     def stored_bytes(self, name: str) -> int:
@@ -159,8 +160,11 @@ class Checkpoint:
             name: A key of `experts`.
         """
         experts = self.experts[name]
-        with self._parts_of(experts) as tensors:
-            return experts.format.blocks(tensors)
+        try:
+            with self._parts_of(experts) as tensors:
+                return experts.format.blocks(tensors)
+        except ValueError as error:
+            raise ValueError(f"{NAME}: {name}, {experts.format.name}: {error}") from error
 
     def weight(
         self,
@@ -234,8 +238,8 @@ def open_checkpoint(name: str | Path, activations: Activations | None = None) ->
         raise ValueError(f"{NAME}: activations must be 'int8' or None, got {activations!r}")
     path = find(name)
     if path.suffix == ".gguf" and path.is_file():
-        config, source, layers = open_gguf(path)
-        return Checkpoint(path, config, source, layers, activations)
+        config, source, layers, experts = open_gguf(path)
+        return Checkpoint(path, config, source, layers, activations, experts)
     config = read_object(path / "config.json")
     folder = SafetensorsFolder(files_of(path))
     entry, where = config.get("quantization_config"), path / "config.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -227,7 +228,11 @@ def tokenizer_folder(name: str | Path) -> Path:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of a model folder; None if there is none, ValueError if it cannot be read."""
+    """Load the tokenizer of a model folder; None if there is none, ValueError if it cannot be read.
+
+    transformers reads the tokenizers of GGUF files of few architectures; for others, warn and return None, so that
+    prompts are token ids.
+    """
     is_gguf = folder.is_file()
     if not (has_gguf_tokenizer(folder) if is_gguf else any((folder / name).is_file() for name in _TOKENIZER_FILES)):
         return None
@@ -244,6 +249,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
                 "model folder (auto_map) is never run, got a custom one (load it yourself, and pass it as tokenizer=)"
             ) from error
         cause = " ".join(str(error).split()) or type(error).__name__
+        if is_gguf:
+            warnings.warn(
+                f"{_NAME}: prompts must be token ids, because transformers cannot read the tokenizer of {folder} "
+                f"({cause}); pass a folder that has it as tokenizer=",
+                UserWarning,
+                stacklevel=2,
+            )
+            return None
         raise ValueError(f"torch_infini.LLM: {folder} must hold a readable tokenizer, got: {cause}") from error
 
 

@@ -298,8 +298,7 @@ def fill_experts(model: PreTrainedModel, checkpoint: Checkpoint, quantized: list
     verifier = None if decoder is None else Verifier(decoder[1])
     for module_name, names in by_module.items():
         module, plan = model.get_submodule(module_name), None
-        kinds = {checkpoint.experts[name].format.kind for name in names.values()}
-        if verifier is not None and names.keys() == set(weights_of(module)) and len(kinds) == 1:
+        if verifier is not None and names.keys() == set(weights_of(module)):
             with suppress(Unsupported):
                 plan = verifier.checked(module, Experts, plans_of(module))
         if plan is not None:
@@ -307,15 +306,18 @@ def fill_experts(model: PreTrainedModel, checkpoint: Checkpoint, quantized: list
             for last, name in names.items():
                 buffers[quantized_experts.integers_name(last)] = checkpoint.blocks(name)
                 yield
-            (kind,) = kinds
-            quantized_experts.install(module, quantized_experts.QuantizedExpertsPlan(kind, 0, dtype, plan), buffers)
+            kinds = [checkpoint.experts[names[last]].format.kind for last in weights_of(module)]
+            storage = quantized_experts.QuantizedExpertsPlan(kinds[0], 0, dtype, plan, kinds[1])
+            quantized_experts.install(module, storage, buffers)
             quantized.append(module_name)
             continue
         for last, name in names.items():
-            blocks, format = checkpoint.blocks(name), FORMATS[checkpoint.experts[name].format.kind]
+            blocks, stored = checkpoint.blocks(name), checkpoint.experts[name]
             weight = torch.empty_like(module.get_parameter(last), device="cpu")
-            for e, own in enumerate(weight):
-                own.copy_(format.dequantize(Integers(blocks[e], None, None), 0, own.shape[1], own.shape[0], dtype).t())
+            rows = weight.transpose(1, 2) if stored.format.transposed else weight
+            for e, own in enumerate(rows):
+                integers = Integers(blocks[e], None, None)
+                own.copy_(FORMATS[stored.format.kind].dequantize(integers, 0, stored.n, stored.k, dtype))
             module._parameters[last] = nn.Parameter(weight, requires_grad=False)
             yield
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...weights import FORMATS, BlockFormat, Integers, best
+from ...weights import FORMATS, BlockFormat, Format, Integers, best
 from ..checks.conditions import dense_last
 from ..swap import PLAN, Unsupported, restore, swap
 from .experts import Experts, ExpertsPlan, biases_of, fused_experts, sizes, weights_of
@@ -18,12 +18,22 @@ DENSE = "_infini_dense"  # attribute during the original's forward: the dequanti
 
 
 class QuantizedExpertsPlan(NamedTuple):
-    """How the weights are stored, and what Experts has found about the module."""
+    """How the weights are stored, and what Experts has found about the module.
+
+    Attributes:
+        format: Of the weight of the first product.
+        down: The format of the second's; empty: the same.
+    """
 
     format: str
     group: int
     dtype: torch.dtype
     experts: ExpertsPlan
+    down: str = ""
+
+    def format_of(self, name: str) -> Format:
+        """Return the format of a weight."""
+        return FORMATS[self.down if self.down and name == "down_proj" else self.format]
 
 
 def integers_name(name: str) -> str:
@@ -93,7 +103,7 @@ class QuantizedExperts(Quantized, Experts):
         n, k = self.rows_of(name).shape[1], inner if name == "down_proj" else hidden
         weights = torch.empty(experts, n, k, dtype=plan.dtype, device=integers.weight.device)
         for e in range(experts):
-            weights[e] = FORMATS[plan.format].dequantize(nth(integers, e), 0, n, k, plan.dtype)
+            weights[e] = plan.format_of(name).dequantize(nth(integers, e), 0, n, k, plan.dtype)
         return shown(self.as_stored(weights))
 
     @property
@@ -145,13 +155,16 @@ class QuantizedExperts(Quantized, Experts):
     def kinds(self) -> tuple[int, int]:
         """The kind of block of each weight, as the op takes it; -1 for weights in panels."""
         storage: QuantizedExpertsPlan = vars(self)[PLAN]
-        format = FORMATS[storage.format]
-        number = format.kind.number if isinstance(format, BlockFormat) else -1
-        return number, number
+        first, down = (
+            format.kind.number if isinstance(format, BlockFormat) else -1
+            for format in map(storage.format_of, weights_of(self))
+        )
+        return first, down
 
     def extra_repr(self) -> str:
         experts, hidden, inner = self.sizes
-        return f"experts={experts}, hidden={hidden}, inner={inner}, {vars(self)[PLAN].format}"
+        names = dict.fromkeys(vars(self)[PLAN].format_of(name).name for name in weights_of(self))
+        return f"experts={experts}, hidden={hidden}, inner={inner}, {' and '.join(names)}"
 
 
 def quantize_experts(module: nn.Module, format: str) -> None:

@@ -1,0 +1,189 @@
+"""GGUF files of each architecture: the config, logits and tokens of the model whose values they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("gguf")
+pytest.importorskip("transformers")
+
+import torch_infini
+from support.checkpoint_writers import block_layout
+from support.gguf_architectures import CASES, write
+from torch_infini import LLM, SamplingParams
+from torch_infini.checkpoints import open_checkpoint
+from torch_infini.checkpoints.architectures import ARCHITECTURES
+from torch_infini.patch.layers.quantized_experts import QuantizedExperts
+from torch_infini.testing.checkpoints import save_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+IDS = torch.randint(5, 120, (1, 23), generator=torch.Generator().manual_seed(0))
+QUICK = ("gemma3", "phi3-long", "qwen2moe", "gpt-oss", "lfm2")
+# Entries that files lack: they follow from others, or inference does not read them.
+UNREAD = (
+    *(
+        "architectures",
+        "transformers_version",
+        "dtype",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "_name_or_path",
+    ),
+    *("attention_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop", "max_window_layers", "full_attn_idxs"),
+    *("initializer_range", "sliding_window_pattern", "router_jitter_noise", "hidden_act", "intermediate_size"),
+)
+
+
+def params(names: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in names]
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS, use_cache=False).logits.float()
+
+
+@pytest.mark.parametrize("name", params(tuple(CASES)))
+def test_architecture(name: str, tmp_path: Path) -> None:
+    """The config's values, the dense model's logits, and its tokens from the engine."""
+    path = tmp_path / "model.gguf"
+    dense = write(path, name)
+    loaded = torch_infini.load(path, torch.float32)
+    own, found = dense.config.to_dict(), loaded.config.to_dict()
+    assert own["model_type"] == found["model_type"]
+    for entry in own.keys() - set(UNREAD):
+        value = own[entry]
+        if isinstance(value, float):
+            assert found[entry] == pytest.approx(value, rel=1e-6), entry
+        elif entry == "rope_parameters":
+            for key in ("full_attention", "sliding_attention"):
+                if key in value:
+                    assert found[entry][key].items() >= value[key].items()
+        else:
+            assert found[entry] == value or (not value and not found[entry]), entry
+    expected = logits(dense)
+    difference = float((logits(loaded) - expected).abs().max() / expected.abs().max())
+    assert difference <= 1e-5
+    stored = {name for name, buffer in loaded.named_buffers() if name.endswith("_integers") and buffer.numel()}
+    if block_layout("Q8_0") != "dense":
+        layers = dense.config.num_hidden_layers
+        assert len(stored) >= 4 * layers
+        experts = [module for module in loaded.modules() if isinstance(module, QuantizedExperts)]
+        assert len(experts) == sum(one.endswith("experts.down_proj") for one in dict(dense.named_parameters()))
+    llm = LLM(path, dtype="float32", block_size=4, chunk_size=8, cache_blocks=40, progress=False)
+    settings = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    (output,) = llm.generate([IDS[0].tolist()], settings)
+    with torch.no_grad():
+        scores = dense(input_ids=torch.tensor([IDS[0].tolist() + list(output.token_ids)]), use_cache=False).logits
+    assert list(output.token_ids) == scores[0, 22:-1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    "name, kinds",
+    [
+        ("qwen3moe", {"down_proj": "Q6_K", "gate_up_proj": "Q4_K"}),  # as Q4_K_M
+        ("gpt-oss", {"down_proj": "MXFP4", "gate_up_proj": "MXFP4"}),
+        ("llama", {"down_proj": "F16", "gate_up_proj": "F16"}),
+        pytest.param("gpt-oss", {"down_proj": "F32", "gate_up_proj": "BF16"}, marks=pytest.mark.full),
+        pytest.param("qwen2moe", {"down_proj": "IQ4_NL", "gate_up_proj": "Q5_0"}, marks=pytest.mark.full),
+    ],
+)
+def test_experts(name: str, kinds: dict[str, str], tmp_path: Path) -> None:
+    """Experts of other types than their neighbours: in blocks of the file's kinds, dense, or dequantized."""
+    path, wide = tmp_path / "model.gguf", 256
+    sizes = {"hidden_size": wide, "moe_intermediate_size": wide, "shared_expert_intermediate_size": wide}
+    if name != "qwen2moe" and name != "qwen3moe":
+        sizes = {"hidden_size": wide, "intermediate_size": wide}
+    of = lambda key: kinds.get(key.rpartition(".")[2], "Q8_0") if ".experts." in key else "Q8_0"
+    dense = write(path, name, of, head_dim=64, **sizes)
+    loaded = torch_infini.load(path, torch.float32)
+    expected = logits(dense)
+    assert float((logits(loaded) - expected).abs().max() / expected.abs().max()) <= 1e-5
+    one = "model.layers.1.mlp.experts"
+    found, own = loaded.get_submodule(one), dense.get_submodule(one)
+    is_in_blocks = "F" not in kinds["down_proj"][0] and block_layout(kinds["down_proj"]) != "dense"
+    assert isinstance(found, QuantizedExperts) == is_in_blocks
+    for weight in ("gate_up_proj", "down_proj"):
+        assert torch.equal(getattr(found, weight).float(), getattr(own, weight))
+    if isinstance(found, QuantizedExperts):
+        assert [found.plan.format_of(weight).name for weight in ("gate_up_proj", "down_proj")] == [
+            kinds[weight].lower() for weight in ("gate_up_proj", "down_proj")
+        ]
+
+
+def test_gate_and_up_of_two_kinds(tmp_path: Path) -> None:
+    """No kind of block holds them together: they are dequantized."""
+    import gguf
+
+    from torch_infini.checkpoints.architectures.qwen import ARCHITECTURES as QWEN
+    from torch_infini.checkpoints.gguf_file import GGUFFile
+
+    gate, up = torch.randn(3, 32, 64), torch.randn(3, 32, 64)
+    kinds, values, writer = ("Q8_0", "Q4_0"), [], gguf.GGUFWriter(tmp_path / "experts.gguf", "qwen3moe")
+    for name, weight, kind in zip(("gate", "up"), (gate, up), kinds, strict=True):
+        kind = gguf.GGMLQuantizationType[kind]
+        data = gguf.quants.quantize(weight.numpy(), kind)
+        values.append(torch.from_numpy(gguf.quants.dequantize(data, kind).copy()).view(weight.shape))
+        writer.add_tensor(f"blk.0.ffn_{name}_exps.weight", data, raw_dtype=kind)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    architecture = next(one for one in QWEN if one.name == "qwen3moe")
+    path = tmp_path / "experts.gguf"
+    file = GGUFFile(path, gguf.GGUFReader(path).tensors, architecture, None)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    assert not file.experts and file.tensors[name].shape == (3, 64, 64)
+    assert torch.equal(file.read(name), torch.cat(values, 1))
+    file.release(name)
+    with pytest.raises(ValueError, match=r"experts.gate_up_proj in .* must have 2 parts, got 1"):
+        GGUFFile(path, gguf.GGUFReader(path).tensors[:1], architecture, None)
+
+
+def test_an_architecture_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module beside the others is found; a tensor or an architecture that is not known is named."""
+    from torch_infini.checkpoints import architectures
+    from torch_infini.checkpoints.architecture import Architecture, decoder
+
+    (tmp_path / "arcee.py").write_text(
+        "from torch_infini.checkpoints.architecture import Architecture, decoder\n"
+        "ARCHITECTURES = (Architecture('maincoder', lambda m: decoder(m, 'qwen3')),)\n"
+    )
+    monkeypatch.setattr(architectures, "__path__", [*architectures.__path__, str(tmp_path)])
+    assert "maincoder" in architectures._found() and "maincoder" not in ARCHITECTURES
+    monkeypatch.setitem(ARCHITECTURES, "gemma", Architecture("gemma", lambda m: decoder(m, "gemma")))
+    write(tmp_path / "model.gguf", "gemma2")
+    monkeypatch.setitem(ARCHITECTURES, "gemma2", ARCHITECTURES["gemma"])
+    with pytest.raises(ValueError, match=r"tensors in .* must be those of a gemma, got blk.0.post_attention_norm"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_a_tokenizer_that_transformers_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are token ids, and a tokenizer that is passed is used; the ends of a turn are ends, too."""
+    import gguf
+
+    import support.gguf_architectures as writers
+
+    def with_tokens(writer: gguf.GGUFWriter, *args: Any) -> None:
+        fields(writer, *args)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([f"t{i}" for i in range(128)])
+        writer.add_eos_token_id(2)
+        writer.add_eot_token_id(3)
+
+    fields = writers._write_fields
+    monkeypatch.setattr(writers, "_write_fields", with_tokens)
+    path = tmp_path / "model.gguf"
+    write(path, "glm4")
+    with pytest.warns(UserWarning, match=r"cannot read the tokenizer of .*glm4.*; pass a folder that has it as tok"):
+        llm = LLM(path, dtype="float32", progress=False)
+    assert set(llm.engine.model.config.eos_token_ids) == {2, 3}
+    assert len(llm.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))[0].token_ids) == 2
+    with pytest.raises(ValueError, match="prompt must be token ids because the model's folder has no tokenizer"):
+        llm.generate(["text"])
+    save_tokenizer(tmp_path, 128)
+    assert LLM(path, tokenizer=tmp_path, progress=False).engine.tokenizer is not None

@@ -1,0 +1,248 @@
+"""Architecture, by which those of GGUF files register, and Metadata, by which they read a file's fields.
+
+An architecture converts the fields to the values of a config.json and names the tensors as transformers does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .method import NAME
+
+FREQUENCIES = "rope_freqs.weight"
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# GGUF's names of tensors without their last part, those of a block without "blk.N.", and transformers'.
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# For blocks with norms of what attention and the MLP give as well as of what they take (Gemma's).
+SANDWICH_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# For blocks with norms of what attention and the MLP give alone (OLMo 2's).
+POST_NAMES = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+
+
+class Metadata:
+    """The fields and tensors of a file.
+
+    Args:
+        path: For errors.
+        fields: By their names; those of the architecture begin with its name.
+        infos: The package's descriptions of the tensors, by name.
+    """
+
+    def __init__(self, path: Path, fields: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+        self.path, self.fields, self.infos = path, fields, infos
+        self.architecture = fields.get("general.architecture")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field of the architecture; the default without it."""
+        return self.fields.get(f"{self.architecture}.{name}", default)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a field of the architecture; ValueError without it."""
+        value = self.get(name)
+        if value is None:
+            raise ValueError(f"{NAME}: {self.path} must have {self.architecture}.{name}, got a file without it")
+        return value
+
+    def size(self, name: str) -> int:
+        """Return a field that is a size; ValueError for one that is not a positive integer."""
+        value = self[name]
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"{NAME}: {self.architecture}.{name} in {self.path} must be a positive integer, got {value!r}"
+            )
+        return value
+
+    def __contains__(self, tensor: str) -> bool:
+        return tensor in self.infos
+
+    def rows(self, tensor: str) -> int:
+        """Return the rows of a matrix; ValueError without it."""
+        if tensor not in self.infos:
+            raise ValueError(f"{NAME}: {self.path} must have the tensor {tensor}, got a file without it")
+        return int(self.infos[tensor].shape[1])
+
+    def values(self, tensor: str) -> Tensor:
+        """Return a tensor of one dimension, in float64."""
+        return torch.tensor(self.infos[tensor].data, dtype=torch.float64)
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.get("attention.key_length") or self.size("embedding_length") // self.heads)
+
+    @property
+    def heads(self) -> int:
+        return self.size("attention.head_count")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture.
+
+    Attributes:
+        name: The value of general.architecture.
+        config: Returns the values of config.json, model_type among them.
+        names: Names of tensors beside NAMES, or in their place; with their last part, or without.
+        interleaved: Whether the rows of q and k are interleaved in each head (see blocks.interleaved).
+        adds_one: Whether the weights of norms have 1 added, and x is multiplied by them.
+        parts: Tensors that are stored in parts, as those of experts: their names, and the names of the parts.
+        interleaved_parts: Whether rows of the parts alternate; else one part follows the other.
+        transposed_experts: Whether the model's own experts are [experts, k, n].
+        added: Dimensions of 1 that the file's tensors lack, by the end of transformers' name.
+    """
+
+    name: str
+    config: Callable[[Metadata], dict[str, Any]]
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    interleaved: bool = False
+    adds_one: bool = False
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    interleaved_parts: bool = False
+    transposed_experts: bool = False
+    added: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def name_of(self, name: str) -> str | None:
+        """Return transformers' name of a tensor; None for one that is not known."""
+        block = name.split(".", 2)
+        if block[0] == "blk" and len(block) == 3 and block[1].isdigit():
+            found = self._found(block[2])
+            return found and f"model.layers.{block[1]}.{found}"
+        return self._found(name)
+
+    def _found(self, name: str) -> str | None:
+        if name in self.names:
+            return self.names[name]
+        stem, _, last = name.rpartition(".")
+        found = self.names.get(stem) or NAMES.get(stem)
+        return found and f"{found}.{last}"
+
+    def part_of(self, name: str) -> tuple[str, int] | None:
+        """Return the name of the whole tensor of which a tensor is a part, and the part's index; None for others."""
+        block = name.split(".", 2)
+        if block[0] != "blk" or len(block) != 3:
+            return None
+        for whole, parts in self.parts.items():
+            if block[2] in parts:
+                return f"model.layers.{block[1]}.{whole}", parts.index(block[2])
+        return None
+
+
+# `parts` of mixtures whose experts are transformers' usual ones.
+EXPERTS = {
+    "mlp.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    "mlp.experts.down_proj": ("ffn_down_exps.weight",),
+}
+
+
+def sizes(m: Metadata) -> dict[str, Any]:
+    """Return the values that the configs of all decoders have."""
+    heads = m.heads
+    return {
+        "hidden_size": m.size("embedding_length"),
+        "intermediate_size": m.size("feed_forward_length"),
+        "num_hidden_layers": m.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": m.get("attention.head_count_kv") or heads,
+        "max_position_embeddings": m.size("context_length"),
+        "vocab_size": m.rows("token_embd.weight"),
+        "tie_word_embeddings": "output.weight" not in m,
+    }
+
+
+def decoder(m: Metadata, model_type: str) -> dict[str, Any]:
+    """Return the values of a decoder with RMSNorm, rotary embeddings and a gated MLP."""
+    return {
+        "model_type": model_type,
+        **sizes(m),
+        "head_dim": m.head_dim,
+        "rms_norm_eps": m["attention.layer_norm_rms_epsilon"],
+        "attention_bias": "blk.0.attn_q.bias" in m,
+        "mlp_bias": "blk.0.ffn_up.bias" in m,
+        "rope_parameters": rope(m),
+    }
+
+
+def experts(m: Metadata) -> dict[str, Any]:
+    """Return the numbers of experts, by the names of most configs."""
+    return {
+        "num_experts": m.size("expert_count"),
+        "num_local_experts": m.size("expert_count"),
+        "num_experts_per_tok": m.size("expert_used_count"),
+    }
+
+
+def present(m: Metadata, **names: str) -> dict[str, Any]:
+    """Return the values of the fields that the file has, by the config's names."""
+    return {entry: m.get(name) for entry, name in names.items() if m.get(name) is not None}
+
+
+def rope(m: Metadata, partial: bool = False) -> dict[str, Any]:
+    """Return rope_parameters; partial: with the share of a head that is rotated."""
+    theta = float(m.get("rope.freq_base") or 10000.0)
+    found = {"rope_theta": theta, **rope_scaling(m, theta)}
+    if partial:
+        found["partial_rotary_factor"] = m.get("rope.dimension_count", m.head_dim) / m.head_dim
+    return found
+
+
+def rope_scaling(m: Metadata, theta: float) -> dict[str, Any]:
+    """Return rope_type and its settings. Of Llama 3's settings a file has only the factors computed from them."""
+    kind, factor = m.get("rope.scaling.type"), m.get("rope.scaling.factor")
+    if FREQUENCIES in m:
+        factors = m.values(FREQUENCIES)
+        most = float(factors.max())
+        expected = llama3_factors(theta, m.head_dim, most)
+        if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-5):
+            raise NotImplementedError(f"{NAME}: {FREQUENCIES} in {m.path} must be those of Llama 3, got others")
+        return {"rope_type": "llama3", "factor": most, **_LLAMA3}
+    if LONG in m and SHORT in m:
+        return {
+            "rope_type": "longrope",
+            "long_factor": m.values(LONG).tolist(),
+            "short_factor": m.values(SHORT).tolist(),
+            "original_max_position_embeddings": m["rope.scaling.original_context_length"],
+        }
+    if kind in (None, "none"):
+        return {"rope_type": "default"}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": float(m["rope.scaling.factor"])}
+    if kind == "yarn":
+        original = m["rope.scaling.original_context_length"]
+        more = present(m, beta_fast="rope.scaling.yarn_beta_fast", beta_slow="rope.scaling.yarn_beta_slow")
+        return {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": original, **more}
+    raise NotImplementedError(f"{NAME}: rope.scaling.type in {m.path} must be none, linear or yarn, got {kind!r}")
+
+
+def llama3_factors(theta: float, head_dim: int, factor: float) -> Tensor:
+    """Return what Llama 3's rope divides each frequency by, [head_dim / 2] in float64."""
+    wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    low, high, original = _LLAMA3.values()
+    smooth = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)

@@ -1,0 +1,49 @@
+"""Qwen 2 and 3, dense and as mixtures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..architecture import EXPERTS, Architecture, Metadata, decoder, experts
+
+
+def _dense(m: Metadata) -> dict[str, Any]:
+    kind = str(m.architecture)
+    return {"architectures": [f"{kind.capitalize()}ForCausalLM"], **decoder(m, kind)}
+
+
+def _mixture(m: Metadata, model_type: str, **more: Any) -> dict[str, Any]:
+    # The length of a dense MLP, which no layer has, is optional.
+    fields = dict(m.fields)
+    fields.setdefault(f"{m.architecture}.feed_forward_length", m.size("expert_feed_forward_length"))
+    m = Metadata(m.path, fields, m.infos)
+    inner = {"moe_intermediate_size": m.size("expert_feed_forward_length"), "decoder_sparse_step": 1}
+    return {**decoder(m, model_type), **experts(m), **inner, "mlp_only_layers": [], **more}
+
+
+def _qwen2moe(m: Metadata) -> dict[str, Any]:
+    shared = {
+        "shared_expert_intermediate_size": m.size("expert_shared_feed_forward_length"),
+        "qkv_bias": "blk.0.attn_q.bias" in m,
+    }
+    return _mixture(m, "qwen2_moe", norm_topk_prob=False, **shared)
+
+
+def _qwen3moe(m: Metadata) -> dict[str, Any]:
+    return _mixture(m, "qwen3_moe", norm_topk_prob=True)
+
+
+_ROUTER = {"ffn_gate_inp": "mlp.gate"}
+_SHARED = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+
+ARCHITECTURES = (
+    Architecture("qwen2", _dense),
+    Architecture("qwen3", _dense),
+    Architecture("qwen2moe", _qwen2moe, _ROUTER | _SHARED, parts=EXPERTS, added={"shared_expert_gate.weight": 0}),
+    Architecture("qwen3moe", _qwen3moe, _ROUTER, parts=EXPERTS),
+)
