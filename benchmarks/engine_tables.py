@@ -62,6 +62,24 @@ def by_engine(rows: Rows) -> Cells:
         yield [*cells, f"{rates['engine'] / best:.2f}x", *([share] if has_limit(rows) else [])]
 
 
+GGUF = "case, file, threads | llama.cpp | engine | ratio | engine: of the bandwidth limit | logit error | engine"
+
+
+@table("gguf.csv", GGUF)
+def gguf(rows: Rows) -> Cells:
+    """Tokens a second with a GGUF file by llama.cpp and by the engine, and how far their logits are from bfloat16's."""
+    of_engine = {(row["cell"], row["threads"], row["dtype"], row["engine"]): row for row in rows}
+    for (cell, threads, dtype, engine), theirs in of_engine.items():
+        if not engine.startswith("llama.cpp"):
+            continue
+        ours = of_engine[cell, threads, dtype, engine.replace("llama.cpp", "gguf")]
+        rates = [number(row, "tokens_per_s", "{:.1f}") for row in (theirs, ours)]
+        ratio = f"{float(ours['tokens_per_s']) / float(theirs['tokens_per_s']):.2f}x"
+        errors = [number(row, "logit_error", "{:.1%}") for row in (theirs, ours)]
+        file = engine.partition(" ")[2] or "Q8_0"
+        yield [f"{CASES[cell]}, {file}, {threads}", *rates, ratio, number(ours, "share_of_limit", "{:.0%}"), *errors]
+
+
 @table(
     "encoders.csv", "weights, threads | engine | texts a second | to sentence-transformers on torch | 1 - cosine", "ll"
 )

@@ -2,6 +2,7 @@
 llama.cpp and its fork ik_llama.cpp; OpenVINO; torch_infini.
 
     python benchmarks/generate.py --threads 1,2        # results/CPU/generate.csv, and a plot beside it
+    python benchmarks/generate.py --peers llama.cpp,gguf --dtypes int8,int4 --out FILE    # the same files
     python benchmarks/generate.py --shapes 30B-A3B --peers llama.cpp,infini,engine    # layers of Qwen3-30B-A3B
 
 Every engine has its own process and, where it is not of this one, its own environment (peers/engines.py), which is made
@@ -206,9 +207,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=some("cell", [*CELLS]),
         help=f"of {','.join(CELLS)} (default: generate for 160M, those of decode and prefill for 1.1B)",
     )
-    usual = [name for name in PEERS if name != "ranks"]  # which are no other engine, and need two threads
+    usual = [name for name in PEERS if name not in ("ranks", "gguf")]  # which are no other engines
     parser.add_argument(
-        "--peers", type=some("peer", [*PEERS]), default=usual, help=f"default: {','.join(usual)}; ranks"
+        "--peers", type=some("peer", [*PEERS]), default=usual, help=f"default: {','.join(usual)}; ranks; gguf"
     )
     help_text = "of a decode measurement and generate() (default: 32)"
     parser.add_argument("--steps", type=harness.count, default=32, help=help_text)

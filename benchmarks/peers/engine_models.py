@@ -1,5 +1,5 @@
 """Worker for this project's own models in its own engine: torch_infini.LLM, with dense, int8 and int4 weights; in the
-variant "ranks" shared by as many processes as there are threads.
+variant "ranks" shared by as many processes as there are threads, in others with the GGUF file of that name.
 
 Settings are those that LLM has by itself, but for the cache's size and the reuse of prefixes: off, but for prefix().
 """
@@ -41,7 +41,10 @@ class EngineModels(protocol.Worker):
         self.llms: dict[tuple[Any, ...], LLM] = {}
         self.random = random.Random(0)
         version = f"torch_infini {torch_infini.__version__}, torch {torch.__version__}"
-        if protocol.config_of(folder)["model_type"] != "llama":
+        is_file = variant not in ("", "ranks")
+        if is_file and not (self.folder / f"{variant}.gguf").is_file():
+            raise RuntimeError(f"{variant}.gguf is not there: it is written where llama.cpp takes part")
+        if not is_file and protocol.config_of(folder)["model_type"] != "llama":
             self.model: Any = LLM(
                 folder, quantization=None if self.weights == "dense" else self.weights, progress=False, cache_blocks=1
             ).engine.model
@@ -52,7 +55,8 @@ class EngineModels(protocol.Worker):
             return {"version": version, "weight_bytes": self.model.bytes_per_step - unread}
         if tp_group is not None and tp_group.workers is not None:
             tp_group.workers.make(make_worker, folder, self.weights, None, "cpu")
-        self.model = Llama.from_pretrained(folder, self.weights, progress=False, tp_group=tp_group)
+        source, weights = (self.folder / f"{variant}.gguf", "dense") if is_file else (self.folder, self.weights)
+        self.model = Llama.from_pretrained(source, weights, dtype=torch.bfloat16, progress=False, tp_group=tp_group)
         ranks = 1 if tp_group is None else threads
         linear = [module for module in self.model.modules() if isinstance(module, Linear)]
         return {

@@ -104,6 +104,8 @@ PEERS = {
     "infini": Peer("torch_models.py", dict.fromkeys(DTYPES, ("infini",))),
     "engine": Peer("engine_models.py", dict.fromkeys(DTYPES, ("",)), kinds=(*ALONE, "serve", "prefix", "read")),
     "ranks": Peer("engine_models.py", dict.fromkeys(DTYPES, ("ranks",)), kinds=(*ALONE, "serve")),
+    # The engine with llama.cpp's own files, which its worker has written.
+    "gguf": Peer("engine_models.py", {"int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M")}, kinds=(*ALONE, "serve")),
 }
 
 
