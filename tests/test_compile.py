@@ -22,6 +22,8 @@ from torch._inductor.utils import run_and_get_code
 
 from support.rounding import assert_same_but_rounding, sums_of
 from torch_infini import compile as infini_compile
+from torch_infini.ops import OpSpec, all_ops
+from torch_infini.ops._registry import torch_release
 from torch_infini.testing.families import FAMILIES, LAYERS, Family, errors_of, tokens
 
 pytest.importorskip("transformers")
@@ -492,3 +494,23 @@ def test_decode(static: bool) -> None:
     assert_same_but_rounding(keys, eager_keys, *sums_of(model.config))
     for report in backend.reports:
         check_report(FAMILIES[0], report)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in all_ops() if not spec.mutates], ids=lambda spec: spec.name)
+def test_inductor_plans_single_results(spec: OpSpec) -> None:
+    """By a tag of the out variant, from torch 2.14 on; of several results, an unused one would have no buffer."""
+    assert (torch.Tag.out in spec.out.tags) == (spec.outputs == 1 and torch_release() >= (2, 14))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["inductor", "infini"])
+def test_a_result_that_is_not_used(backend: str) -> None:
+    """The last norm of a model: its new residual is dropped."""
+    x, w = inputs()
+
+    def function(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return torch.ops.infini.add_rms_norm(x, y, w, 1e-6)[0] * 2
+
+    with torch.no_grad():
+        actual = torch.compile(function, backend=backend, fullgraph=True)(x, x + 1, w)
+    torch.testing.assert_close(actual, function(x, x + 1, w))
