@@ -69,6 +69,8 @@ EXCEPTIONS = {
 PRIVATE = {
     ("checkpoints.blocks", "ops._blocks"),
     ("checkpoints.blocks", "ops._blocks.ggml"),
+    ("checkpoints.formats.bitsandbytes", "ops._blocks"),
+    ("checkpoints.formats.bitsandbytes", "ops._blocks.floats"),
     ("checkpoints.formats.fp8", "ops._blocks"),
     ("checkpoints.weight", "ops._blocks.int4"),
     ("checkpoints.formats.mxfp4", "ops._blocks"),

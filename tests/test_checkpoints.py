@@ -78,6 +78,10 @@ def test_integers_are_not_copied(name: str, tmp_path: Path) -> None:
             assert weight.weight.data_ptr() == tensor.data_ptr()
 
 
+# Weights that are flattened: not all parts of them are read alone.
+FLAT = ("bitsandbytes-nf4", "bitsandbytes-nf4-128", "bitsandbytes-fp4")
+
+
 @pytest.mark.parametrize("name", [*CASES, "Q4_0", "Q4_K", "Q6_K", "Q8_0"])
 def test_parts_of_layers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows or columns of one of two ranks: the values of the whole layer there, of half of the bytes."""
@@ -115,6 +119,8 @@ def test_parts_of_layers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 continue
             assert torch.equal(checkpoint.weight(layer, torch.float32, everything, columns).dense(), whole[:, columns])
         assert len(taken) == (3 if "act-order" in name else 5)
+        if name in FLAT:
+            return
         assert all(0.5 * taken[0] <= part <= 0.53 * taken[0] for part in taken[1:]), taken
         # q has its rows in another order in GGUF files, and is cut at heads.
         q = "model.layers.1.self_attn.q_proj"
@@ -239,12 +245,13 @@ CONFIGS: list[tuple[dict[str, Any] | Any, str, type[Exception]]] = [
     ([1], "quantization_config in {} must be an object, got [1]", ValueError),
     (
         {},
-        "quant_method in {} must be one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4, got None",
+        "quant_method in {} must be one of awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4, got "
+        "None",
         ValueError,
     ),
     (
-        {"quant_method": "bitsandbytes"},
-        "must be one of awq, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4",
+        {"quant_method": "quanto"},
+        "must be one of awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4",
         ValueError,
     ),
     ({"quant_method": ["awq"]}, "fp8, gptq, mxfp4, got ['awq']", ValueError),

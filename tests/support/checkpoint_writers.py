@@ -16,10 +16,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from torch_infini.ops._blocks.floats import NF4
 from torch_infini.testing.checkpoints import random_model
 from torch_infini.weights import BLOCKS, FORMATS
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "tie_word_embeddings": False}
+_FP4 = (0.0, 0.0052083333, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)
+FP4 = (*_FP4, *(-value for value in _FP4))  # bitsandbytes' FP4
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -129,6 +132,48 @@ def fp8_blocks(block: int = 128) -> Writer:
     return write
 
 
+def bitsandbytes4(kind: str = "nf4", block: int = 64, nested: bool = True) -> Writer:
+    """By the formulas: values of a table times a scale of a block of the flattened weight, or that scale likewise."""
+
+    def nearest(values: Tensor, table: Tensor) -> Tensor:
+        return (values[:, None] - table).abs().argmin(1).to(torch.uint8)
+
+    table = torch.tensor(NF4 if kind == "nf4" else FP4)
+
+    def write(name: str, weight: Tensor) -> Written:
+        n, k = weight.shape
+        blocks = weight.float().flatten().split(block)
+        scales = torch.stack([one.abs().max() for one in blocks])
+        state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "shape": [n, k], "dtype": "float32"}
+        tensors = {"weight.quant_map": table.clone(), "weight.absmax": scales}
+        if nested:
+            offset, levels = scales.mean(), torch.linspace(-1, 1, 256)
+            centred = (scales - offset).split(256)
+            outer = torch.stack([one.abs().max() for one in centred])
+            codes = torch.cat([nearest(one / most, levels) for one, most in zip(centred, outer, strict=True)])
+            scales = levels[codes.long()] * outer.repeat_interleave(256)[: len(codes)] + offset
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": float(offset)}
+            tensors |= {
+                "weight.absmax": codes,
+                "weight.nested_absmax": outer,
+                "weight.nested_quant_map": levels.clone(),
+            }
+        q = torch.cat([nearest(one / most, table) for one, most in zip(blocks, scales, strict=True)])
+        tensors["weight"] = (q[0::2] << 4 | q[1::2])[:, None]
+        tensors[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor([*json.dumps(state).encode()]).byte()
+        values = table.double()[q.long()] * scales.double().repeat_interleave(block)[: n * k]
+        return Written(tensors, values.view(n, k))
+
+    return write
+
+
+def bitsandbytes8(name: str, weight: Tensor) -> Written:
+    scales = weight.float().abs().amax(1)
+    q = (weight.float() * 127 / scales[:, None]).round().to(torch.int8)
+    tensors = {"weight": q, "SCB": scales, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return Written(tensors, q.double() * (scales / 127).double()[:, None])
+
+
 def fp8_rows(name: str, weight: Tensor) -> Written:
     scales = weight.float().abs().amax(1, keepdim=True) / 448
     q = (weight.float() / scales).to(torch.float8_e4m3fn)
@@ -231,6 +276,8 @@ def of_library(format: str, weights: dict[str, Any], layout: str, group: int = 0
     return Case(lambda: compressed(format, weights), config_of_compressed(format, weights, **more), layout, group)
 
 
+BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"}
+
 CASES: dict[str, Case] = {
     "awq": Case(awq, AWQ_CONFIG, "int4", 64),
     "awq-128": Case(lambda: awq(128), {**AWQ_CONFIG, "group_size": 128}, "int4", 128),
@@ -263,6 +310,12 @@ CASES: dict[str, Case] = {
         {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32},
         "mxfp4",
     ),
+}
+CASES |= {
+    "bitsandbytes-nf4": Case(bitsandbytes4, BNB4, "nf4"),
+    "bitsandbytes-nf4-128": Case(lambda: bitsandbytes4("nf4", 128, False), BNB4, "nf4"),
+    "bitsandbytes-fp4": Case(lambda: bitsandbytes4("fp4"), {**BNB4, "bnb_4bit_quant_type": "fp4"}, "dense"),
+    "bitsandbytes-8": Case(lambda: bitsandbytes8, {"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
 }
 BY_LIBRARY = ("pack-quantized", "pack-quantized-zeros", "pack-quantized-8", "w8a16", "w8a8") + (
     "float-quantized",

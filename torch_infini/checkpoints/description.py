@@ -12,7 +12,7 @@ import torch
 
 from .experts import ExpertsFormat, StoredExperts
 from .formats import METHODS
-from .method import NAME, Fields, Method
+from .method import NAME, Fields, Method, Reader
 from .weight import StoredFormat, TensorInfo
 
 OURS = "torch_infini"  # quant_method of save_patched, whose tensors torch_infini.models reads itself
@@ -83,24 +83,33 @@ def found_experts(format: ExpertsFormat, tensors: Mapping[str, TensorInfo]) -> d
     return found
 
 
-def layers_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dict[str, QuantizedLayer]:
+def layers_of(
+    config: Any, tensors: Mapping[str, TensorInfo], where: str, read: Reader | None = None
+) -> dict[str, QuantizedLayer]:
     """Return the quantized layers of a checkpoint, by name; there may be none beside quantized experts.
 
     Args:
         config: The entry quantization_config.
         tensors: All tensors of the checkpoint.
         where: The file of the config, for errors.
+        read: Returns one of the tensors; None: methods that need it are refused.
 
     Raises:
         ValueError: For a config that is unknown or contradicts itself, or tensors that contradict it.
         NotImplementedError: For a variant that is not supported.
     """
     fields, method = method_named(config, where)
-    format_of = method.parse(fields)
+    if method.parse_reading is not None:
+        if read is None:
+            raise fields.unsupported("quant_method", f"{method.name} outside of a folder")
+        format_of = method.parse_reading(fields, read)
+    else:
+        assert method.parse is not None
+        format_of = method.parse(fields)
     found: dict[str, dict[str, TensorInfo]] = {}  # by the layer's name and the last part
     quantized = set()
     for name, info in tensors.items():
-        layer, _, last = name.rpartition(".")
+        layer, last = method.split(name)
         found.setdefault(layer, {})[last] = info
         if last in method.markers or (last == "weight" and info.dtype in (torch.float8_e4m3fn, torch.int8)):
             quantized.add(layer)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from .experts import ExpertsFormat
 from .weight import StoredFormat
 
@@ -70,6 +72,15 @@ class Fields:
         return value[0], value[1]
 
 
+Reader = Callable[[str], Tensor]  # returns a tensor of the checkpoint by its name; KeyError without it
+
+
+def split(name: str) -> tuple[str, str]:
+    """Return the layer and the last part of a tensor's name."""
+    layer, _, last = name.rpartition(".")
+    return layer, last
+
+
 class Method(NamedTuple):
     """A quant_method.
 
@@ -79,10 +90,14 @@ class Method(NamedTuple):
         parse: Returns the function from a layer's name to its format; raises the errors of Fields.
         file: In older folders, the file beside config.json that describes it.
         experts: How it stores the experts of mixtures; None: it does not.
+        parse_reading: In place of `parse`, with a reader of tensors, for layers that some of theirs describe.
+        split: Returns the layer's name of a tensor's, and the rest, by which the format knows the tensor.
     """
 
     name: str
     markers: tuple[str, ...]
-    parse: Callable[[Fields], Callable[[str], StoredFormat]]
+    parse: Callable[[Fields], Callable[[str], StoredFormat]] | None = None
     file: str | None = None
     experts: ExpertsFormat | None = None
+    parse_reading: Callable[[Fields, Reader], Callable[[str], StoredFormat]] | None = None
+    split: Callable[[str], tuple[str, str]] = split

@@ -248,7 +248,7 @@ def open_checkpoint(name: str | Path, activations: Activations | None = None) ->
     ours = isinstance(entry, Mapping) and entry.get("quant_method") == OURS
     if entry is None or ours:
         return Checkpoint(path, config, folder, {}, activations)
-    layers = layers_of(entry, folder.tensors, str(where))
+    layers = layers_of(entry, folder.tensors, str(where), folder.read)
     return Checkpoint(path, config, folder, layers, activations, experts_of(entry, folder.tensors, str(where)))
 
 
