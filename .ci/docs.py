@@ -281,7 +281,7 @@ def families_table() -> Iterator[str]:
 
 def matrix_table() -> Iterator[str]:
     """What came of the wheel in each environment, as .ci/matrix.py wrote it."""
-    yield "| Python | torch | transformers | ops | README's code | InfiniLM's script | tried | |"
+    yield "| Python | torch | transformers | `doctor` | README's code | InfiniLM's script | tried | |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     with (ROOT / "docs" / "matrix.csv").open(newline="", encoding="utf-8") as file:
         for one in csv.DictReader(file):

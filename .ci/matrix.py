@@ -54,7 +54,7 @@ PLAN = (
     Environment("3.11", "2.13.0", "newest"),
     Environment("3.11", "2.13.0", "5.0.0"),
     Environment("3.11", "2.13.0", "4.57.1"),
-    Environment("3.10", "2.11.0"),
+    Environment("3.10", "2.11.0", "newest"),  # 5.20.2: later releases need Python 3.11
     Environment("3.12", "2.12.1"),
     Environment("3.13", "2.14.1"),
     Environment("3.14", "2.14.1"),
@@ -165,6 +165,7 @@ class Trial:
             if made.returncode:
                 raise Unavailable(f"no environment could be made: {sentence(made.stdout + made.stderr)}")
             self.install_torch()
+            shutil.rmtree(self.folder / "uv", ignore_errors=True)  # its cache is as large as the torch with CUDA
             self.install_wheel()
             return self.checks()
         except Unavailable as error:
@@ -176,7 +177,8 @@ class Trial:
 def pinned(package: str) -> str:
     """The release of a package in .ci/constraints.txt."""
     lines = (ROOT / ".ci" / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return next(line.partition("==")[2] for line in lines if line.startswith(f"{package}=="))
+    pin = next(line for line in lines if line.startswith(f"{package}=="))
+    return pin.partition("==")[2].partition(";")[0].strip()
 
 
 def python_blocks(page: Path) -> list[str]:
