@@ -79,6 +79,7 @@ PRIVATE = {
     ("patch.layers.packed_linear", "ops._packed"),
     ("patch.checks.conditions", "ops._registry"),
     ("patch.layers.sharded", "ops._registry"),
+    ("testing.ops.embedding_blocks", "ops._blocks"),
     ("testing.ops.fused_experts", "ops._blocks"),
     ("testing.ops.fused_experts", "ops._panels"),
     *((f"testing.ops.{op}", "ops._block_panels") for op in ("linear_block_panels", "pack_blocks", "unpack_blocks")),

@@ -32,6 +32,7 @@ for path in sys.argv[1:]:
     trim()
 """
 LARGE = {"hidden_size": 1024, "intermediate_size": 2048}
+TABLE = {"vocab_size": 65536, "tie_word_embeddings": True, "hidden_size": 512}  # most of the file
 LAYERS = {"gptq": 24, "fp8-blocks": 16, "Q4_0": 36, "Q6_K": 24, "Q8_0": 16}  # as in large models, no layer is much
 
 
@@ -49,6 +50,9 @@ def test_peak(tmp_path: Path) -> None:
         paths.append(tmp_path / f"{kind}.gguf")
         write_gguf(paths[-1], lambda module, kind=kind: kind, **LARGE, num_hidden_layers=LAYERS[kind])
         sizes.append(paths[-1].stat().st_size)
+    paths.append(tmp_path / "table.gguf")
+    write_gguf(paths[-1], lambda module: "Q8_0", **TABLE)
+    sizes.append(paths[-1].stat().st_size)
     command = [sys.executable, "-c", MEASURE, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     for path, size, peak in list(zip(paths, sizes, map(int, done.stdout.split())))[1:]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import torch_infini
 from support.checkpoint_writers import BLOCK_BYTES, BY_LIBRARY, CASES, block_layout, write_folder, write_gguf
 from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama
+from torch_infini.models.module_state import describe, restore
 from torch_infini.nn import Batch
 from torch_infini.testing.checkpoints import random_model
 
@@ -122,6 +126,45 @@ def test_blocks_in_the_engine(kind: str, tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=12, temperature=0)
     together = [output.token_ids for output in llm.generate(prompts, params)]
     assert together == [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases-tied"])
+def test_embedding_in_blocks(name: str, tmp_path: Path) -> None:
+    """The table stays in the file's blocks, which a tied head multiplies by, also in a model that is cached."""
+    pytest.importorskip("gguf")
+    tied, path = "tied" in name, tmp_path / "model.gguf"
+    kinds = {"embed_tokens": "Q6_K", "lm_head": "Q4_K"}
+    changes = {"tie_word_embeddings": tied, "vocab_size": 4096, "bos_token_id": 1}
+    dense = write_gguf(path, lambda module: kinds.get(module.rpartition(".")[2], "Q8_0"), name, **changes)
+    model = assert_equal_to(dense, path)
+    in_blocks = block_layout("Q6_K") != "dense"
+    assert model.embed.format == block_layout("Q6_K") and model.shares_embedding == tied
+    assert (model.head.weight is model.embed.weight) == tied
+    if not tied:
+        assert model.head.format == block_layout("Q4_K")
+    ids = torch.tensor(TOKENS)
+    assert torch.equal(model.embed(ids), dense.get_input_embeddings()(ids))
+    assert torch.equal(model.embed.dense(), dense.get_input_embeddings().weight)
+    if in_blocks:
+        total = sum(parameter.nbytes for parameter in model.parameters())
+        assert total <= 1.05 * path.stat().st_size
+        assert model.bytes_per_step == total - (0 if tied else model.embed.weight.nbytes)
+        description, spans = describe(model)
+        again = Llama(model.config, dtype=torch.float32)
+        with mmap.mmap(-1, max(span.begin + span.size for span in spans)) as memory:
+            for span in spans:
+                memory[span.begin : span.begin + span.size] = ctypes.string_at(span.address, span.size)
+            restore(again, description, memory, 0)
+            assert again.embed.format == "q6_k" and again.shares_embedding == tied
+            assert torch.equal(logits(again), logits(model))
+            del again
+            gc.collect()
+    params = SamplingParams(max_tokens=6, temperature=0)
+    output = LLM(path, dtype="float32", progress=False).generate([TOKENS], params)[0]
+    expected = dense.generate(torch.tensor([TOKENS]), max_new_tokens=6, do_sample=False)[0, len(TOKENS) :]
+    assert output.token_ids == expected.tolist()
+    model.to("meta")
+    assert model.embed.format == "dense" and model.embed.weight.shape == (4096, 256)
 
 
 def test_blocks_leave_the_cpu_as_dense_weights(tmp_path: Path) -> None:

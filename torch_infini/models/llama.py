@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import checkpoints
 from .._core.dtypes import floating
+from .._core.memory import allocate
 from ..checkpoints import StoredLayer
 from ..distributed import TPGroup
 from ..nn import (
@@ -34,13 +35,17 @@ from ..nn import (
 )
 from ..nn.cache import token_bytes
 from ..nn.linear import fastest, rows_of
-from ..weights import FORMATS, Format, TensorSpec, best
+from ..weights import FORMATS, Format, Integers, TensorSpec, best
 from . import cache, quantized
 from .checkpoint import Shard, Slot, check_sizes, digest_of, load_checkpoint, stored_layers
 from .config import LlamaConfig
 
 # Tensors of older checkpoints that are not parameters: frequencies and masks that follow from the config.
 _NOT_PARAMETERS = re.compile(r"\.rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$")
+
+
+_TABLE = "model.embed_tokens"  # the embedding's name in checkpoints
+_TABLE_ROWS = 1024  # that are read at a time
 
 
 class Llama(nn.Module):
@@ -62,7 +67,7 @@ class Llama(nn.Module):
         embed: Embedding.
         layers: DecoderLayers.
         norm: The last RMSNorm.
-        head: Linear, from the last norm to logits. If tied and dense, it has the embedding's parameter.
+        head: Linear, from the last norm to logits. If tied and dense, or in blocks, it has the embedding's parameter.
         rotary_switch: How a batch says which of two rotations a token gets (longrope); None: there is one.
         kernels_only, is_recordable: True: a decode step calls only ops of torch.ops.infini, and may be recorded.
 
@@ -131,7 +136,7 @@ class Llama(nn.Module):
     @property
     def shares_embedding(self) -> bool:
         """Whether the head reads the embedding's memory."""
-        return self.config.tie_word_embeddings and self.head.format == "dense"
+        return self.config.tie_word_embeddings and (self.head.format == "dense" or self.embed.format != "dense")
 
     def forward(
         self,
@@ -245,6 +250,8 @@ class Llama(nn.Module):
             slots |= linear_slots(head.prefix, head.linear, head.parts, head.columns)
         elif not self.shares_embedding:
             slots["model.embed_tokens.weight"] = _with_copy(slots["model.embed_tokens.weight"], self.head.load)
+        if table.format != "dense":
+            del slots["model.embed_tokens.weight"]  # blocks are taken as they are
         return slots
 
     def _products(self) -> Iterator[_Projections]:
@@ -371,8 +378,33 @@ class Llama(nn.Module):
             dtype = floating(dtype) or config.dtype or torch.float32
             model = cls(config, "dense", dtype, device, tp_group)
             products = [quantized.Product(one.parent, one.attribute, one.projections()) for one in model._products()]
+            model._load_table(checkpoint)
             quantized.load(model, checkpoint, products, fastest("dense", dtype, device), progress)
         return model
+
+    def _load_table(self, checkpoint: checkpoints.Checkpoint) -> None:
+        """Take the embedding in the blocks of a GGUF file, which a tied head multiplies by, unless it must be dense."""
+        layer = checkpoint.layers.get(_TABLE)
+        target = checkpoints.Target.of(self.dtype, self.device, checkpoint.activations)
+        if layer is None or not checkpoint.path.is_file() or self.tp_group is not None or not target.takes_blocks:
+            return
+        memory, format = None, ""
+        for first in range(0, layer.n, _TABLE_ROWS):  # whose pages of the file are dropped before the next are read
+            rows = slice(first, min(first + _TABLE_ROWS, layer.n))
+            some = checkpoint.weight(_TABLE, self.dtype, rows, slice(0, layer.k), self.device)
+            if memory is None:
+                memory, format = (
+                    allocate(layer.n, *some.weight.shape[1:], dtype=torch.uint8, device=self.device),
+                    some.kind,
+                )
+            memory[rows] = some.weight
+        checkpoint.release(_TABLE)
+        if memory is None:
+            return
+        self.embed.use_blocks(format, nn.Parameter(memory, requires_grad=False))
+        if self.config.tie_word_embeddings:
+            self.head = Linear.from_integers(format, layer.k, Integers(memory), dtype=self.dtype)
+            self.head.weight = self.embed.weight
 
     def _set_formats(
         self,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..nn import Linear, MergedLinear
+from ..nn import Embedding, Linear, MergedLinear
 from .config import LlamaConfig
 
 ALIGNMENT = 64  # bytes: a cache line, and a vector of AVX-512
@@ -86,6 +86,8 @@ def _described(module: nn.Module, tensors: dict[int, Tensor]) -> dict[str, Any]:
         "buffers": numbered(module._buffers),
         "children": {name: _described(child, tensors) for name, child in module.named_children()},
     }
+    if isinstance(module, Embedding):
+        described["format"] = module.format
     if isinstance(module, Linear):
         own = {name: value for name, value in vars(module).items() if name not in _OF_MODULES}
         described["linear"] = {name: _plain(value) for name, value in own.items()}
@@ -100,6 +102,8 @@ def _restore(module: nn.Module, described: Mapping[str, Any], tensors: list[Tens
             setattr(module, name, _linear(child, tensors))
         else:
             _restore(getattr(module, name), child, tensors)
+    if isinstance(module, Embedding):
+        module.format = described.get("format", "dense")
     for name, index in described["parameters"].items():
         setattr(module, name, tensors[index])
     for name, index in described["buffers"].items():

@@ -16,7 +16,7 @@ from .._core.devices import backing_type
 from .._core.memory import allocate
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
-from ..weights import BLOCKS, FORMATS, Integers, best, names, out_of_panels
+from ..weights import BLOCKS, FORMATS, BlockFormat, Integers, best, names, out_of_panels
 
 # Instruction sets that multiply bfloat16 in pairs, for which packing is faster. Tile registers use unpacked weights: on
 # a CPU with tiles, packed panels were read 11 % slower (Xeon, Sapphire Rapids).
@@ -240,7 +240,10 @@ class Embedding(nn.Module):
         tp_group: The group that shards the table by rows; None: the whole table is here.
 
     Attributes:
-        weight: [rows, size]; in a group this rank's rows, padded to the largest number of rows of any rank.
+        format: "dense", or the kind of block of the weight (see use_blocks).
+        dtype: The dtype of y.
+        weight: [rows, size]; in a group this rank's rows, padded to the largest number of rows of any rank. In blocks
+            [rows, size / elements, bytes] uint8.
     """
 
     def __init__(
@@ -253,17 +256,46 @@ class Embedding(nn.Module):
     ) -> None:
         super().__init__()
         dtype = dtype or torch.get_default_dtype()
-        self.rows, self.tp_group = rows, tp_group
+        self.rows, self.size, self.tp_group = rows, size, tp_group
+        self.format, self.dtype = "dense", dtype
         self.first, self.here, most = (0, rows, rows) if tp_group is None else tp_group.shard_rows(rows)
         self.weight = nn.Parameter(allocate(most, size, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of ids [...]: [..., size]."""
+        if self.format != "dense":
+            format = FORMATS[self.format]
+            assert isinstance(format, BlockFormat)
+            of_rows = ids.flatten(), self.weight, format.kind.number, self.dtype
+            return torch.ops.infini.embedding_blocks.default(*of_rows).view(*ids.shape, self.size)
         y = torch.ops.infini.embedding.default(ids, self.weight[: self.here], self.first, self.rows)
         return y if self.tp_group is None else self.tp_group.all_reduce(y)
 
+    def use_blocks(self, format: str, weight: nn.Parameter) -> None:
+        """Take the whole table, without a group, in blocks [rows, size / elements, bytes] of a checkpoint.
+
+        Args:
+            format: The kind of block.
+            weight: The blocks; a tied head may share them.
+        """
+        assert self.tp_group is None
+        self.format, self.weight = format, weight
+
+    def dense(self) -> Tensor:
+        """Return the table in full precision: the weight itself, or a copy of one in blocks."""
+        if self.format == "dense":
+            return self.weight
+        return FORMATS[self.format].dequantize(Integers(self.weight), 0, self.rows, self.size, self.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Embedding:
+        """Implement to(), cuda() and the like; blocks become dense on devices that have no kernels for them."""
+        if self.format != "dense" and not FORMATS[self.format].serves_on(fn(self.weight.data[:0]).device):
+            self.weight, self.format = nn.Parameter(self.dense(), requires_grad=False), "dense"
+        nn.Module._apply(self, fn, recurse)
+        return self
+
     def extra_repr(self) -> str:
-        return f"{self.rows}, {self.weight.shape[1]}"
+        return f"{self.rows}, {self.size}" + ("" if self.format == "dense" else f", {self.format}")
 
 
 def take_columns(x: Tensor, columns: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from .elementwise import sub as sub
 from .elementwise import tanh as tanh
 from .elementwise import zeros as zeros
 from .embedding import embedding as embedding
+from .embedding_blocks import embedding_blocks as embedding_blocks
 from .fused_experts import fused_experts as fused_experts
 from .fused_linear import fused_linear as fused_linear
 from .gated_delta_rule import gated_delta_rule as gated_delta_rule
