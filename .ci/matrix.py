@@ -144,6 +144,8 @@ class Trial:
     def checks(self) -> dict[str, str]:
         """What the columns of the table say."""
         found = self.run(self.python, "-c", FOUND).stdout.strip()
+        if not found.split()[1:2] or found.split()[1].partition("+")[0] != self.wanted.torch:
+            raise Unavailable(f"pip's settings here allow no torch {self.wanted.torch}, got {found or 'none'}")
         readme, numbers = self.folder / "readme.py", "1,5,9,12"
         readme.write_text("\n".join(python_blocks(ROOT / "README.md")))
         script = ROOT / "tests" / "infinilm_scripts" / "static_newer.py"
