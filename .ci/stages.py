@@ -137,7 +137,7 @@ def keep(outcomes: Sequence[Outcome]) -> None:
     """Write the stages and the longest tests into tests/durations.csv."""
     machine = cpu()
     longest: dict[str, float] = {}  # of each test, which may be in several stages
-    for seconds, name in (time for stage in STAGES for time in durations(REPORTS / f"{stage}.xml")):
+    for seconds, name in (case for stage in STAGES for case in durations(REPORTS / f"{stage}.xml")):
         longest[name] = max(seconds, longest.get(name, 0.0))
     tests = sorted(((seconds, name) for name, seconds in longest.items()), reverse=True)
     with DURATIONS.open("w", newline="") as file:

@@ -82,7 +82,10 @@ PRIVATE = {
     ("testing.ops.embedding_blocks", "ops._blocks"),
     ("testing.ops.fused_experts", "ops._blocks"),
     ("testing.ops.fused_experts", "ops._panels"),
-    *((f"testing.ops.{op}", "ops._block_panels") for op in ("linear_block_panels", "pack_blocks", "unpack_blocks")),
+    *(
+        (f"testing.ops.{op}", "ops._block_panels")
+        for op in ("embedding_blocks", "linear_block_panels", "pack_blocks", "unpack_blocks")
+    ),
     ("testing.ops.linear_block_panels", "ops._blocks"),
     ("testing.ops.pack_blocks", "ops._blocks"),
     ("testing.ops.linear_blocks", "ops._blocks"),

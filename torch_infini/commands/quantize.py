@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         import transformers
     except ImportError as error:
-        raise CommandError("quantize needs transformers: run `pip install 'transformers>=5,<6'`") from error
+        raise CommandError("quantize needs transformers: run `pip install 'transformers>=5,<5.24'`") from error
     from ..patch import patch_model, save_patched
 
     folder = Path(arguments.model)

@@ -35,7 +35,7 @@ from ..nn import (
 )
 from ..nn.cache import token_bytes
 from ..nn.linear import fastest, rows_of
-from ..weights import FORMATS, Format, Integers, TensorSpec, best
+from ..weights import FORMATS, Format, Integers, TensorSpec, best, in_panels
 from . import cache, quantized
 from .checkpoint import Shard, Slot, check_sizes, digest_of, load_checkpoint, stored_layers
 from .config import LlamaConfig
@@ -388,16 +388,19 @@ class Llama(nn.Module):
         target = checkpoints.Target.of(self.dtype, self.device, checkpoint.activations)
         if layer is None or not checkpoint.path.is_file() or self.tp_group is not None or not target.takes_blocks:
             return
-        memory, format = None, ""
+        memory, format, panels = None, "", False
         for first in range(0, layer.n, _TABLE_ROWS):  # whose pages of the file are dropped before the next are read
             rows = slice(first, min(first + _TABLE_ROWS, layer.n))
             some = checkpoint.weight(_TABLE, self.dtype, rows, slice(0, layer.k), self.device)
-            if memory is None:
-                memory, format = (
-                    allocate(layer.n, *some.weight.shape[1:], dtype=torch.uint8, device=self.device),
-                    some.kind,
-                )
-            memory[rows] = some.weight
+            if memory is None:  # the head's products decide
+                laid_out, _ = in_panels(some.kind, Integers(some.weight), self.dtype)
+                whole = layer.n % FORMATS[laid_out].panel == 0
+                panels = self.config.tie_word_embeddings and laid_out != some.kind and whole
+                format = laid_out if panels else some.kind
+                shape = FORMATS[format].kinds(layer.n, layer.k, 0, self.dtype)["weight"].shape
+                memory = allocate(*shape, dtype=torch.uint8, device=self.device)
+            part = in_panels(some.kind, Integers(some.weight), self.dtype)[1] if panels else Integers(some.weight)
+            FORMATS[format].put(part.weight, 0, memory, first, len(some.weight))
         checkpoint.release(_TABLE)
         if memory is None:
             return

@@ -13,11 +13,12 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from .._core.devices import backing_type
 from .._core.memory import allocate, trim
 from .._core.progress import finish, track
 from ..checkpoints import Checkpoint, Layer, LinearWeight, Projection, Wanted, fill
 from ..nn import Linear, MergedLinear
-from ..weights import Integers, in_panels
+from ..weights import Integers, panels_of
 from .checkpoint import Slot
 from .config import LlamaConfig
 
@@ -178,9 +179,11 @@ def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: to
             memory[sum(n[:i]) : sum(n[: i + 1])] = tensor
         return memory
 
-    packed, columns = concatenate([w.weight for w in whole]), whole[0].columns
+    columns = None if whole[0].columns is None else whole[0].columns.to(device)
+    panels = panels_of(whole[0].kind, [w.weight for w in whole], dtype) if backing_type(device) == "cpu" else None
+    if panels is not None:
+        return Linear.from_integers(f"{whole[0].kind}_panels", k, Integers(panels), columns, False, dtype)
+    packed = concatenate([w.weight for w in whole])
     assert packed is not None
     integers = Integers(packed, concatenate([w.scales for w in whole]), concatenate([w.zeros for w in whole]))
-    columns = None if columns is None else columns.to(device)
-    kind, integers = in_panels(whole[0].kind, integers, dtype)
-    return Linear.from_integers(kind, k, integers, columns, False, dtype)
+    return Linear.from_integers(whole[0].kind, k, integers, columns, False, dtype)

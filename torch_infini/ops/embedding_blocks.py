@@ -22,7 +22,8 @@ def embedding_blocks(
 
     Args:
         ids: [m] int64 or int32, any stride, each in 0 .. v - 1.
-        weight: [v, k / elements, bytes] uint8; the blocks of a row adjacent, any row stride, any address.
+        weight: [v, k / elements, bytes] uint8; the blocks of a row adjacent, any row stride, any address. Or [v / 16,
+            k / elements, 16 * bytes], contiguous, in the panels that pack_blocks makes.
         kind: As of linear_blocks: a name of a kind of block, or its number, which torch.ops.infini.embedding_blocks
             takes.
         dtype: float32, bfloat16 or float16.
@@ -38,7 +39,9 @@ def embedding_blocks(
 
     Equivalent to:
         >>> from torch_infini.ops._blocks import KINDS
+        >>> from torch_infini.ops._block_panels import blocks_of
         >>> of = next(one for one in KINDS.values() if kind in (one.name, one.number))
+        >>> weight = weight if weight.shape[2] == of.bytes else blocks_of(weight, of.number)
         >>> out = of.dequantize(weight[ids]).to(dtype)
 
     Source: the GGUF specification of the ggml project, for the layouts of its types.

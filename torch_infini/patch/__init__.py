@@ -7,6 +7,7 @@ Importing this module is cheap: transformers is imported by the first call of pa
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -182,7 +183,18 @@ def patch_model(
 
 @contextmanager
 def needs_transformers(function: str) -> Iterator[None]:
-    """Turn a failed import of transformers in the body into an ImportError that says what to install."""
+    """Turn a failed import of transformers in the body into an ImportError that says what to install.
+
+    Raises:
+        ImportError: Also for a release whose attention has other arguments (5.24 calls past_key_values `cache`).
+    """
+    found = sys.modules.get("transformers")
+    release = str(getattr(found, "__version__", "")).split(".")
+    if len(release) > 1 and release[0] == "5" and release[1].isdigit() and int(release[1]) >= 24:
+        raise ImportError(
+            f"torch_infini.{function} must have a release of transformers before 5.24, which renames an argument of "
+            f"every attention, got {'.'.join(release)}: run `pip install 'transformers>=5,<5.24'`."
+        )
     try:
         yield
     except ModuleNotFoundError as error:
@@ -190,7 +202,7 @@ def needs_transformers(function: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] != "transformers":
             raise
         raise ImportError(
-            f"torch_infini.{function} needs transformers: run `pip install 'transformers>=5,<6'`."
+            f"torch_infini.{function} needs transformers: run `pip install 'transformers>=5,<5.24'`."
         ) from error
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .blocks import BlockFormat, in_panels, out_of_panels
+from .blocks import BlockFormat, in_panels, out_of_panels, panels_of
 from .format import Format, Integers, TensorSpec
 from .quantize import (
     dequantize_int4,
@@ -77,6 +77,7 @@ __all__ = [
     "BlockFormat",
     "in_panels",
     "out_of_panels",
+    "panels_of",
     "FORMATS",
     "Format",
     "Integers",

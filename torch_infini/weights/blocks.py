@@ -6,6 +6,8 @@ They are read from checkpoints as they lie, never quantized here. The op is infi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -95,29 +97,36 @@ class BlockPanelFormat(BlockFormat):
         super().put(some, first // PANEL, to, row // PANEL, -(-rows // PANEL))
 
 
-def in_panels(name: str, integers: Integers, dtype: torch.dtype) -> tuple[str, Integers]:
-    """Lay a weight in blocks out in panels where its products are faster so.
+def panels_of(name: str, weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Lay weights in blocks out in panels, one below the other, where their products are faster so.
 
-    That is for bfloat16 where the CPU multiplies it in pairs, without tiles, and for a multiple of 16 rows.
+    That is for bfloat16 where the CPU multiplies it in pairs, without tiles, and for multiples of 16 rows.
 
     Args:
         name: The format, which may be any.
-        integers: The weight; it is not changed.
+        weights: [n, k / elements, bytes] each, with the same k; they are not changed.
         dtype: The dtype of x.
 
     Returns:
-        (format, weight): those given, or the format of panels and a copy.
+        The weight of the format of panels, or None.
     """
     kind = KINDS.get(name)
-    weight = integers.weight
     if kind is None or kind.number not in NUMBERS or library.capability != "avx512_bf16" or dtype != torch.bfloat16:
-        return name, integers
-    if backing_type(weight.device) != "cpu" or library.emulates_cuda() or len(weight) % PANEL:
-        return name, integers
-    n, blocks, _ = weight.shape
-    packed = allocate(*packed_shape(kind.number, n, blocks * kind.elements), dtype=torch.uint8)
-    torch.ops.infini.pack_blocks.default(packed, weight, kind.number)
-    return f"{name}_panels", Integers(packed)
+        return None
+    if library.emulates_cuda() or any(backing_type(x.device) != "cpu" or len(x) % PANEL for x in weights):
+        return None
+    shape = packed_shape(kind.number, sum(map(len, weights)), weights[0].shape[1] * kind.elements)
+    packed, first = allocate(*shape, dtype=torch.uint8), 0
+    for weight in weights:
+        torch.ops.infini.pack_blocks.default(packed, weight, kind.number, first)
+        first += len(weight)
+    return packed
+
+
+def in_panels(name: str, integers: Integers, dtype: torch.dtype) -> tuple[str, Integers]:
+    """Return (format, weight) of a weight as panels_of lays it out, a copy, or as it is where that is None."""
+    packed = panels_of(name, [integers.weight], dtype)
+    return (name, integers) if packed is None else (f"{name}_panels", Integers(packed))
 
 
 def out_of_panels(name: str, integers: Integers) -> tuple[str, Integers]:

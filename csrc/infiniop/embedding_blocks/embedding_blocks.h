@@ -8,9 +8,11 @@
 namespace infini::embedding_blocks {
 
 struct Args {
-    TensorView out;    // [m, k], any floating dtype
-    TensorView ids;    // [m] int64 or int32, in 0 .. v - 1
-    TensorView weight; // [v, k / kind->elements, kind->bytes] uint8, the blocks of a row adjacent
+    TensorView out; // [m, k], any floating dtype
+    TensorView ids; // [m] int64 or int32, in 0 .. v - 1
+    // [v, k / kind->elements, kind->bytes] uint8, the blocks of a row adjacent; or in panels, as linear_block_panels
+    // takes them, [v / 16, k / kind->elements, 16 * kind->bytes].
+    TensorView weight;
     const linear_blocks::Kind *kind = nullptr;
 };
 

@@ -7,18 +7,25 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...ops._block_panels import blocks_of
 from ...ops._blocks import KINDS
 from ...ops.embedding_blocks import SPEC
 from ..op_info import TOLERANCES, Cost, ErrorCase, OpInfo, Sample, nbytes
+from .linear_block_panels import in_panels
 from .linear_blocks import BY_NUMBER, random_weight
 
 
+def in_rows(weight: Tensor, kind: int) -> Tensor:
+    """Return a table in rows of blocks, which may be in panels."""
+    return weight if weight.shape[2] == BY_NUMBER[kind].bytes else blocks_of(weight, kind)
+
+
 def reference(ids: Tensor, weight: Tensor, kind: int, dtype: torch.dtype) -> Tensor:
-    return BY_NUMBER[kind].dequantize(weight[ids.long()]).double()
+    return BY_NUMBER[kind].dequantize(in_rows(weight, kind)[ids.long()]).double()
 
 
 def peer(ids: Tensor, weight: Tensor, kind: int, dtype: torch.dtype) -> Tensor:
-    return BY_NUMBER[kind].dequantize(weight[ids], dtype)
+    return BY_NUMBER[kind].dequantize(in_rows(weight, kind)[ids], dtype)
 
 
 def inputs(dtype: torch.dtype, m: int, kind: str, blocks: int, v: int) -> tuple[Tensor, Tensor, int, torch.dtype]:
@@ -43,6 +50,9 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("every other row", (ids // 2, weight[::2], number, dtype))
     apart = torch.empty(weight.numel() + 1, dtype=torch.uint8)[1:].view(weight.shape).copy_(weight)
     yield Sample("an odd address", (ids, apart, number, dtype))
+    for name in ("q4_k", "q6_k", "q8_0", "q5_1"):
+        some, rows, of, _ = inputs(dtype, 9, name, 3, 48)
+        yield Sample(f"{name} in panels", (some, in_panels(rows, of), of, dtype))
     yield Sample("no ids", (ids[:0], weight, number, dtype))
     yield Sample("no columns", (ids, weight[:, :0], number, dtype))
     yield Sample("no rows and no ids", (ids[:0], weight[:0], number, dtype))
