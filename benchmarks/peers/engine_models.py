@@ -24,6 +24,7 @@ from torch_infini.models import Llama
 from torch_infini.nn import Linear
 
 BLOCK = 32
+GGUF = ("Q8_0", "Q4_0", "Q4_K_M")
 SUFFIX = 32  # tokens of a request behind its prefix
 
 
@@ -41,7 +42,7 @@ class EngineModels(protocol.Worker):
         self.llms: dict[tuple[Any, ...], LLM] = {}
         self.random = random.Random(0)
         version = f"torch_infini {torch_infini.__version__}, torch {torch.__version__}"
-        is_file = variant not in ("", "ranks")
+        is_file = variant in GGUF
         if is_file and not (self.folder / f"{variant}.gguf").is_file():
             raise RuntimeError(f"{variant}.gguf is not there: it is written where llama.cpp takes part")
         if not is_file and protocol.config_of(folder)["model_type"] != "llama":

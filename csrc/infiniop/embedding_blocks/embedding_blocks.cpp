@@ -9,6 +9,9 @@
 #include "linear_blocks/linear_blocks.h"
 
 namespace infini::embedding_blocks {
+
+KernelTable<Args> kernels{"embedding_blocks"};
+
 namespace {
 
 constexpr Checker kRule("embedding_blocks");
@@ -28,6 +31,39 @@ bool in_panels(const Args &args) {
 int64_t table_rows(const Args &args) {
     return args.weight.size(0) * (in_panels(args) ? kPanel : 1);
 }
+
+void run_on_cpu(const ExecutionContext &context, const Args &args) {
+    const int64_t count = args.ids.size(0), rows = table_rows(args);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t id = id_at(args.ids, i);
+        if (id < 0 || id >= rows) {
+            kRule.fail(INFINI_STATUS_BAD_PARAM, "ids",
+                       message("be at least 0 and less than ", rows, ", the number of rows of weight"),
+                       message(id, " at ids[", i, "]"));
+        }
+    }
+    if (args.out.numel() == 0) {
+        return;
+    }
+    linear_blocks::UnpackArgs row{args.weight, args.out, args.kind};
+    row.weight.shape[0] = row.to.shape[0] = 1;
+    row.weight.shape[2] = row.weight.strides[1] = args.kind->bytes;
+    const bool panels = in_panels(args);
+    std::vector<uint8_t> copy(panels ? static_cast<size_t>(args.weight.size(1) * args.kind->bytes) : 0);
+    const int64_t bytes = args.out.stride(0) * static_cast<int64_t>(size_of(args.out.dtype));
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t id = id_at(args.ids, i);
+        row.weight.data = panels ? copy.data() : args.weight.as<uint8_t>() + id * args.weight.stride(0);
+        if (panels) {
+            linear_block_panels::unpack_kernel(context, {args.weight, row.weight, id, args.kind,
+                                                         linear_block_panels::find_panel_kind(args.kind->number)});
+        }
+        row.to.data = args.out.as<char>() + i * bytes;
+        linear_blocks::unpack_kernel(context, row);
+    }
+}
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu};
 
 } // namespace
 
@@ -67,34 +103,7 @@ void check_output(const Args &args) {
 }
 
 void run(const ExecutionContext &context, const Args &args) {
-    const int64_t count = args.ids.size(0), rows = table_rows(args);
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t id = id_at(args.ids, i);
-        if (id < 0 || id >= rows) {
-            kRule.fail(INFINI_STATUS_BAD_PARAM, "ids",
-                       message("be at least 0 and less than ", rows, ", the number of rows of weight"),
-                       message(id, " at ids[", i, "]"));
-        }
-    }
-    if (args.out.numel() == 0) {
-        return;
-    }
-    linear_blocks::UnpackArgs row{args.weight, args.out, args.kind};
-    row.weight.shape[0] = row.to.shape[0] = 1;
-    row.weight.shape[2] = row.weight.strides[1] = args.kind->bytes;
-    const bool panels = in_panels(args);
-    std::vector<uint8_t> copy(panels ? static_cast<size_t>(args.weight.size(1) * args.kind->bytes) : 0);
-    const int64_t bytes = args.out.stride(0) * static_cast<int64_t>(size_of(args.out.dtype));
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t id = id_at(args.ids, i);
-        row.weight.data = panels ? copy.data() : args.weight.as<uint8_t>() + id * args.weight.stride(0);
-        if (panels) {
-            linear_block_panels::unpack_kernel(context, {args.weight, row.weight, id, args.kind,
-                                                         linear_block_panels::find_panel_kind(args.kind->number)});
-        }
-        row.to.data = args.out.as<char>() + i * bytes;
-        linear_blocks::unpack_kernel(context, row);
-    }
+    kernels.run(context, args);
 }
 
 } // namespace infini::embedding_blocks

@@ -2,6 +2,7 @@
 // anything is written.
 #pragma once
 
+#include "kernel_table.h"
 #include "linear_blocks/kinds.h"
 #include "tensor_view.h"
 
@@ -22,5 +23,7 @@ void check_output(const Args &args);
 
 // Checks the ids, then decodes. Call after the checks.
 void run(const ExecutionContext &context, const Args &args);
+
+extern KernelTable<Args> kernels;
 
 } // namespace infini::embedding_blocks
