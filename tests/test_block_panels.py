@@ -12,6 +12,7 @@ import torch_infini
 from support.checkpoint_writers import write_gguf
 from torch_infini._core import library
 from torch_infini.models import Llama
+from torch_infini.nn import Linear
 from torch_infini.ops._block_panels import NUMBERS
 from torch_infini.ops._blocks import KINDS
 from torch_infini.testing import threads_set_to
@@ -65,6 +66,11 @@ def test_formats(kind: str) -> None:
         assert other[0] == kind and other[1].weight.data_ptr() == blocks.weight.data_ptr()
 
 
+def test_rows_that_fill_no_panel() -> None:
+    with pytest.raises(ValueError, match=r"out_features must be a multiple of 16 for 'q4_k_panels', got 17"):
+        Linear(512, 17, format="q4_k_panels")
+
+
 def test_models_of_the_engine(tmp_path: Path) -> None:
     """A Llama in bfloat16 holds panels; in float32 rows, with the same values."""
     pytest.importorskip("gguf")
@@ -76,6 +82,7 @@ def test_models_of_the_engine(tmp_path: Path) -> None:
     assert {layer.format for layer in layers} == {"q4_k_panels" if PREFERS else "q4_k"}
     values = [layer.dense() for layer in layers]
     model.float()
+    assert model.embed(torch.tensor([1, 2])).dtype == torch.float32
     assert {layer.format for layer in layers} == {"q4_k"}
     assert all(torch.equal(layer.dense().bfloat16(), value) for layer, value in zip(layers, values, strict=True))
 

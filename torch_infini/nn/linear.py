@@ -80,6 +80,10 @@ class Linear(nn.Module):
                 "torch_infini.nn.Linear: format 'packed' must be of bfloat16 on the CPU, got "
                 f"{str(dtype).removeprefix('torch.')} on {device or 'cpu'}"
             )
+        if kind is not None and format in BLOCKS and n % kind.panel:  # the op has no other number of rows
+            raise ValueError(
+                f"torch_infini.nn.Linear: out_features must be a multiple of {kind.panel} for {format!r}, got {n}"
+            )
         self.in_features, self.out_features, self.format, self.dtype = k, n, format, dtype
 
         def new(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -243,7 +247,7 @@ class Embedding(nn.Module):
         format: "dense", or the kind of block of the weight (see use_blocks).
         dtype: The dtype of y.
         weight: [rows, size]; in a group this rank's rows, padded to the largest number of rows of any rank. In blocks
-            [rows, size / elements, bytes] uint8.
+            [rows, size / elements, bytes] uint8, or panels of these.
     """
 
     def __init__(
@@ -291,6 +295,7 @@ class Embedding(nn.Module):
         """Implement to(), cuda() and the like; blocks become dense on devices that have no kernels for them."""
         if self.format != "dense" and not FORMATS[self.format].serves_on(fn(self.weight.data[:0]).device):
             self.weight, self.format = nn.Parameter(self.dense(), requires_grad=False), "dense"
+        self.dtype = fn(self.weight.data.new_empty(0, dtype=self.dtype)).dtype  # that of rows of blocks
         nn.Module._apply(self, fn, recurse)
         return self
 

@@ -199,7 +199,7 @@ def register(spec: OpSpec) -> None:
     _autograd.trace(spec)
     # With this tag Inductor lets the out variant write into buffers that it has planned. torch 2.13 has the tag, but
     # fails on dynamic shapes (pytorch issue 185503). Of an op with several results that are not all used, Inductor of
-    # 2.14 and 2.15 passes buffers that it has removed (NameError: name 'buf77' is not defined).
+    # 2.14 (and 2.15, by its source) passes buffers that it has removed (NameError: name 'buf77' is not defined).
     tags = (torch.Tag.out,) if spec.outputs == 1 and torch_release() >= (2, 14) else ()
     _library.define(f"{spec.name}.out{out_schema(spec)}", tags=tags)
 

@@ -188,13 +188,6 @@ def needs_transformers(function: str) -> Iterator[None]:
     Raises:
         ImportError: Also for a release whose attention has other arguments (5.24 calls past_key_values `cache`).
     """
-    found = sys.modules.get("transformers")
-    release = str(getattr(found, "__version__", "")).split(".")
-    if len(release) > 1 and release[0] == "5" and release[1].isdigit() and int(release[1]) >= 24:
-        raise ImportError(
-            f"torch_infini.{function} must have a release of transformers before 5.24, which renames an argument of "
-            f"every attention, got {'.'.join(release)}: run `pip install 'transformers>=5,<5.24'`."
-        )
     try:
         yield
     except ModuleNotFoundError as error:
@@ -204,6 +197,13 @@ def needs_transformers(function: str) -> Iterator[None]:
         raise ImportError(
             f"torch_infini.{function} needs transformers: run `pip install 'transformers>=5,<5.24'`."
         ) from error
+    found = sys.modules.get("transformers")
+    release = str(getattr(found, "__version__", "")).split(".")
+    if len(release) > 1 and release[0] == "5" and release[1].isdigit() and int(release[1]) >= 24:
+        raise ImportError(
+            f"torch_infini.{function} must have a release of transformers before 5.24, which renames an argument of "
+            f"every attention, got {'.'.join(release)}: run `pip install 'transformers>=5,<5.24'`."
+        )
 
 
 def similarity(name: str, pattern: str) -> float:
