@@ -142,13 +142,13 @@ private:
 
     template <int kStreams, typename C> void multiply_groups(const WeightRows &weights, const C &call) const {
         if constexpr (!F::kGrouped) {
-            multiply_tails<kStreams, 64, 0>(weights, call); // no groups: chunks of 8 lines
+            multiply_streams<kStreams, 64>(weights, call); // no groups: chunks of 8 lines
         } else if (group_ == 32) {
-            multiply_tails<kStreams, 32, 0>(weights, call);
+            multiply_streams<kStreams, 32>(weights, call);
         } else if (group_ == 128) {
-            multiply_tails<kStreams, 128, 0>(weights, call);
+            multiply_streams<kStreams, 128>(weights, call);
         } else {
-            multiply_tails<kStreams, 64, 0>(weights, call);
+            multiply_streams<kStreams, 64>(weights, call);
         }
     }
 
@@ -156,23 +156,7 @@ private:
     static constexpr int chunk_lines(int group) { return group / 8; }
     template <int kGroup> int64_t whole_chunks() const { return row_bytes_ / (chunk_lines(kGroup) * kVectorBytes); }
 
-    // Makes kTail, the number of turns after the last whole chunk, a constant: the number in a chunk if the last turn
-    // is not whole. (One copy per number of lines would save less than a line's time, and took a minute to compile.)
-    // Of single rows, at most three, every line is checked: they need one copy alone.
-    template <int kStreams, int kGroup, int kTail, typename C>
-    void multiply_tails(const WeightRows &weights, const C &call) const {
-        constexpr int kChunkTurns = chunk_lines(kGroup) / kTurn;
-        if constexpr (kStreams == 1 && kTail < kChunkTurns) {
-            return multiply_tails<kStreams, kGroup, kChunkTurns>(weights, call);
-        } else if constexpr (kTail < kChunkTurns) {
-            if (turns_ - whole_chunks<kGroup>() * kChunkTurns > kTail) {
-                return multiply_tails<kStreams, kGroup, kTail + 1>(weights, call);
-            }
-        }
-        multiply_streams<kStreams, kGroup, kTail>(weights, call);
-    }
-
-    template <int kStreams, int kGroup, int kTail, typename C>
+    template <int kStreams, int kGroup, typename C>
     void multiply_streams(const WeightRows &weights, const C &call) const {
         const int64_t length = weights.count / kStreams, apart = length * weights.stride;
         const int64_t results_apart = m_ * result_bytes();
@@ -182,7 +166,7 @@ private:
             for (int64_t i = first; i < first + rows; ++i, results += kStreams * results_apart) {
                 const Rows rows_of_parts{weights.data + i * weights.stride, apart, weights.first + i, length};
                 for (int64_t m = 0; m < m_; ++m) {
-                    multiply_rows<kStreams, kGroup, kTail>(rows_of_parts, m, call, results + m * result_bytes());
+                    multiply_rows<kStreams, kGroup>(rows_of_parts, m, call, results + m * result_bytes());
                 }
             }
             for (int64_t stream = 0; stream < kStreams; ++stream) {
@@ -202,16 +186,16 @@ private:
     };
 
     // Multiplies these weight rows by row m of x.
-    template <int kStreams, int kGroup, int kTail, typename C>
+    template <int kStreams, int kGroup, typename C>
     __attribute__((noinline)) void multiply_rows(const Rows &rows, int64_t m, const C &call, uint8_t *results) const {
         const int64_t whole = whole_chunks<kGroup>();
         const uint8_t *const x = call.x + m * x_row_bytes();
         VecI totals[kStreams][kTurn] = {};
         for (int64_t c = 0; c < whole; ++c) {
-            add_chunk<kGroup, chunk_lines(kGroup) / kTurn, true>(rows, c, m == 0, x, call, totals, results);
+            add_chunk<kGroup, true>(rows, c, m == 0, x, call, totals, results);
         }
-        if (kTail > 0 && (kStreams > 1 || row_bytes_ > whole * chunk_lines(kGroup) * kVectorBytes)) {
-            add_chunk<kGroup, kTail, false>(rows, whole, m == 0, x, call, totals, results);
+        if (row_bytes_ > whole * chunk_lines(kGroup) * kVectorBytes) {
+            add_chunk<kGroup, false>(rows, whole, m == 0, x, call, totals, results);
         }
         if constexpr (!F::kGrouped) {
 #pragma GCC unroll 4
@@ -222,19 +206,18 @@ private:
         }
     }
 
-    // Computes kTurns turns of chunk c for each weight row and a row of x. The sums are added to totals or, for groups,
-    // scaled and stored as the chunk's results. kWhole: the row does not end within the last turn, or within any of a
-    // single row.
-    template <int kGroup, int kTurns, bool kWhole, int kStreams, typename C>
+    // Computes chunk c for each weight row and a row of x. The sums are added to totals or, for groups, scaled and
+    // stored as the chunk's results. kWhole: the rows do not end within it. Otherwise every turn and line is checked:
+    // copies for each number of turns would save less than a line's time, at half of all compile time of this file.
+    template <int kGroup, bool kWhole, int kStreams, typename C>
     INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
                                         [[maybe_unused]] const C &call, VecI (&totals)[kStreams][kTurn],
                                         [[maybe_unused]] uint8_t *results) const {
-        constexpr int kChunk = chunk_lines(kGroup), kLines = kTurns * kTurn;
+        constexpr int kChunk = chunk_lines(kGroup);
         const int64_t at = c * kChunk * kVectorBytes;
         const uint8_t *const factors = x + at * F::kPieces;
-        [[maybe_unused]] VecI parts[kStreams][kChunk / kTurn];
-#pragma GCC unroll 8
-        for (int turn = 0; turn < kChunk; turn += kTurn) {
+        [[maybe_unused]] VecI parts[kStreams][kChunk / kTurn] = {};
+        const auto add_turn = [&](int turn) __attribute__((always_inline)) {
 #pragma GCC unroll 4
             for (int s = 0; s < kStreams; ++s) {
                 const uint8_t *const data = rows.data + s * rows.apart + at;
@@ -245,23 +228,20 @@ private:
                     if constexpr (F::kGrouped) {
                         sums[i] = VecI{};
                     }
-                    if (l < kLines) {
-                        if (prefetches) {
-                            prefetch_weight(data + l * kVectorBytes + kAheadBytes, far_);
-                        }
-                        const bool whole = kWhole || (kStreams > 1 && l + kTurn < kLines);
-                        const uint8_t *const line = data + l * kVectorBytes;
-                        const int64_t left = row_bytes_ - at - l * kVectorBytes;
-                        if (!kWhole && kStreams == 1 && left <= 0) {
-                            continue; // x may end here too
-                        }
-                        VecU bytes[F::kPieces];
-                        F::split(whole ? load_bytes(line) : load_bytes(line, left > 0 ? left : 0), bytes);
+                    const uint8_t *const line = data + l * kVectorBytes;
+                    const int64_t left = row_bytes_ - at - l * kVectorBytes;
+                    if (!kWhole && left <= 0) {
+                        continue;
+                    }
+                    if (prefetches) {
+                        prefetch_weight(line + kAheadBytes, far_);
+                    }
+                    VecU bytes[F::kPieces];
+                    F::split(kWhole || left >= kVectorBytes ? load_bytes(line) : load_bytes(line, left), bytes);
 #pragma GCC unroll 2
-                        for (int piece = 0; piece < F::kPieces; ++piece) {
-                            const uint8_t *const factor = factors + (l * F::kPieces + piece) * kVectorBytes;
-                            sums[i] = F::add_products(sums[i], bytes[piece], (VecI)load_bytes(factor));
-                        }
+                    for (int piece = 0; piece < F::kPieces; ++piece) {
+                        const uint8_t *const factor = factors + (l * F::kPieces + piece) * kVectorBytes;
+                        sums[i] = F::add_products(sums[i], bytes[piece], (VecI)load_bytes(factor));
                     }
                 }
                 if constexpr (F::kGrouped) {
@@ -269,6 +249,12 @@ private:
                     parts[s][turn / kTurn] = sum_parts_of(sums);
 #endif
                 }
+            }
+        };
+#pragma GCC unroll 8
+        for (int turn = 0; turn < kChunk; turn += kTurn) {
+            if (kWhole || row_bytes_ > at + turn * kVectorBytes) {
+                add_turn(turn);
             }
         }
 #if defined(__AVX2__)

@@ -236,14 +236,24 @@ template <typename K, typename W, int kRows, int kM> void dot_rows(const linear_
     each_sum([](const VecF &sum, float *at) { store(at, sum); });
 }
 
-// The same for args.rows rows, 1 or kDotRows, and args.m rows of x, 1 or kDotX.
+// The same for args.rows rows, 1 or kDotRows, and args.m rows of x, 1 or kDotX. Below AVX2 rows are multiplied one by
+// one: the code of several is a third of what that level takes to compile.
 template <typename K, typename W> void dot(const linear_blocks::DotArgs &args) {
     using linear_blocks::kDotRows;
     using linear_blocks::kDotX;
-    if (args.rows == kDotRows) {
-        args.m == 1 ? dot_rows<K, W, kDotRows, 1>(args) : dot_rows<K, W, kDotRows, kDotX>(args);
-    } else {
-        args.m == 1 ? dot_rows<K, W, 1, 1>(args) : dot_rows<K, W, 1, kDotX>(args);
+    const auto multiply = [](auto rows, const linear_blocks::DotArgs &part) {
+        part.m == 1 ? dot_rows<K, W, rows, 1>(part) : dot_rows<K, W, rows, kDotX>(part);
+    };
+    if constexpr (kManyRegisters || kLanes >= 8) {
+        if (args.rows == kDotRows) {
+            return multiply(std::integral_constant<int, kDotRows>{}, args);
+        }
+    }
+    for (int r = 0; r < args.rows; ++r) {
+        linear_blocks::DotArgs row = args;
+        row.blocks += r * args.stride;
+        row.sums += r * kLanes;
+        multiply(std::integral_constant<int, 1>{}, row);
     }
 }
 

@@ -291,8 +291,15 @@ template <int64_t kMax, typename Body> void with_rows(int64_t m, const Body &bod
     body(std::integral_constant<int, static_cast<int>(kMax)>{});
 }
 
-// Passes kVectors vectors of results to output(row, panel, totals).
-template <typename Weights, int kS, int kM, typename Output>
+// What takes kVectors vectors of results of a row and a panel, whatever it writes them as: the products are compiled once.
+struct Output {
+    const void *writer;
+    void (*write)(const void *writer, int64_t row, int64_t panel, const VecF *totals);
+
+    void operator()(int64_t row, int64_t panel, const VecF *totals) const { write(writer, row, panel, totals); }
+};
+
+template <typename Weights, int kS, int kM>
 int64_t multiply_streams(const Args &a, const QuantizedRows<Weights> &x, int64_t begin, int64_t end,
                          const Output &output) {
     const int64_t panel_bytes = x.blocks() * Weights::kBlockBytes, length = (end - begin) / kS;
@@ -309,7 +316,7 @@ int64_t multiply_streams(const Args &a, const QuantizedRows<Weights> &x, int64_t
     return begin + kS * length;
 }
 
-template <typename Weights, typename Output>
+template <typename Weights>
 void multiply_panels(const Args &a, const QuantizedRows<Weights> &x, int64_t m, int64_t begin, int64_t end,
                      char *scratch, const Output &output) {
     if (m <= kTileRows) {
@@ -351,7 +358,11 @@ template <typename Weights> void multiply_by_dots(const Args &args) {
     with_float_type(args.x.dtype, [&](auto type) {
         multiply_passes<QuantizedRows<Weights>, Weights, kMaxRows, decltype(type)>(
             args, [](const auto &, int64_t m) { return m > kTileRows ? m * kPanel * 4 : 0; },
-            [&](const auto &x, int64_t m, int64_t begin, int64_t end, char *scratch, const auto &output) {
+            [&](const auto &x, int64_t m, int64_t begin, int64_t end, char *scratch, const auto &writer) {
+                using Writer = std::remove_reference_t<decltype(writer)>;
+                const Output output{&writer, [](const void *to, int64_t row, int64_t panel, const VecF *totals) {
+                                        (*static_cast<Writer *>(to))(row, panel, totals);
+                                    }};
                 multiply_panels(args, x, m, begin, end, scratch, output);
             });
     });
