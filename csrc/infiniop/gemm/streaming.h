@@ -76,16 +76,9 @@ void add_words(const float *a, const T *b, int64_t k_stride, int64_t left, int64
     for (; kVectors<kM> > 1 && j + kColumns <= columns; j += kColumns) {
         add_words<kM, kWords, kVectors<kM>>(a, b + j, k_stride, left, Full{}, sums + j, sums_stride);
     }
-    for (; j + kLanes <= columns; j += kLanes) {
-        add_words<kM, kWords, 1>(a, b + j, k_stride, left, Full{}, sums + j, sums_stride);
-    }
-    if (j < columns) { // word by word: less to compile, at most one vector of a strip
-        for (int64_t w = 0; w < kWords; ++w) {
-            const int64_t done = w * PackedK<T>::kElements;
-            add_words<kM, 1, 1>(a + w * kM, b + j + done * k_stride, k_stride, left - done,
-                                static_cast<int>(columns - j), sums + j, sums_stride);
-        }
-    }
+    for_each_vector(columns - j, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
+        add_words<kM, kWords, 1>(a, b + j + i, k_stride, left, lanes, sums + j + i, sums_stride);
+    });
 }
 
 template <int kM, typename T> void multiply_along_j(const Product<T> &p, const float *a, float *sums) {
@@ -115,7 +108,7 @@ template <int kM, typename T> void multiply_along_j(const Product<T> &p, const f
                 store(total + j, block == 0 ? load(sums + j) : load(total + j) + load(sums + j));
             }
         }
-        for (int m = 0; m < p.m; ++m) {
+        for (int m = 0; m < kM; ++m) {
             write_row(p.c, p.c.data + m * p.c.row_stride + strips.begin(strip) * p.c.column_stride,
                       total + m * strips.size, columns);
         }
@@ -217,24 +210,23 @@ template <int kM, typename T> void multiply_along_k(const Product<T> &p, const f
     }
 }
 
-// The scratch floats of multiply_streaming: a word per row (one more of an odd number) and word of k, plus the sums if b
-// is read along j.
+// The scratch floats of multiply_streaming: a word per row and word of k, plus the sums if b is read along j.
 template <typename T> int64_t streaming_words(int64_t m, int64_t k) {
-    return ceil_div((m + m % 2) * ceil_div(k, PackedK<T>::kElements), kLanes) * kLanes;
+    return ceil_div(m * ceil_div(k, PackedK<T>::kElements), kLanes) * kLanes;
 }
 
 template <typename T> int64_t streaming_floats(const Product<T> &p, int64_t m) {
     return streaming_words<T>(m, p.k) + (p.b.along_k ? 0 : 2 * kMaxSums);
 }
 
-// At most kRows rows. Of more than eight, which are dear to compile, an odd number has one of zeros beside it.
+// At most kRows rows.
 template <int kRows, bool kAlongK, int kM = 1, typename T> void multiply_rows(const Product<T> &p, float *a) {
     if constexpr (kM < kRows) {
         if (p.m > kM) {
-            return multiply_rows<kRows, kAlongK, kM + (kM < 8 ? 1 : 2)>(p, a);
+            return multiply_rows<kRows, kAlongK, kM + 1>(p, a);
         }
     }
-    pack(p.a, p.a.data, p.m, p.k, kM, kM, a);
+    pack(p.a, p.a.data, kM, p.k, kM, kM, a);
     if constexpr (kAlongK) {
         multiply_along_k<kM>(p, a);
     } else {
