@@ -1,4 +1,4 @@
-// AutogradChecked wraps every registered function, for ops without a derivative. A gradient is never lost silently:
+// AutogradChecked wraps the call of every registered function, for ops without a derivative. A gradient is never lost silently:
 // backward through a result raises; writing forms and forward mode raise at the call. Writes bump version counters and
 // raise for inference tensors outside inference mode. Costs two loads per tensor if nothing requires a gradient.
 #pragma once
@@ -14,13 +14,20 @@ namespace infini {
 
 using torch::stable::Tensor;
 
-// The registered name of this thread's current or last op.
-inline thread_local const char *current_op = "";
+// What torch called: a registered function, whatever its type.
+struct RegisteredCall {
+    const char *name = ""; // "rms_norm.out"
+    void (*function)() = nullptr;
+    bool on_cuda = false;
+};
+
+// This thread's current or last one.
+inline thread_local RegisteredCall current_call;
 
 // Returns "rms_norm" for "rms_norm.out" and "rms_norm_": the op's name in messages.
 std::string op_of(const char *registered);
 
-// The name that a function is registered as, "rms_norm.out"; set by the registration.
+// The name that a function is registered as; set by the registration.
 template <auto function> inline const char *registered_name = nullptr;
 
 // Whether torch would record a gradient for this tensor: it requires one, and grad mode is on.
@@ -33,24 +40,20 @@ void count_write(const Tensor &tensor);
 // y with a backward function that raises if a gradient for x is asked for; y itself if its dtype has no gradients.
 Tensor without_backward(const char *op, const Tensor &y, const Tensor &x);
 
-// `run` for the op registered as `function`. Arguments of type Tensor are written, those of type const Tensor & are
-// read.
-template <auto function, auto run> struct AutogradChecked;
-
-template <auto function, typename Result, typename... Arguments, Result (*run)(Arguments...)>
-struct AutogradChecked<function, run> {
-    static Result call(Arguments... arguments) {
-        current_op = registered_name<function>;
+// Calls of functions with such arguments. Those of type Tensor are written, those of type const Tensor & are read.
+template <typename Result, typename... Arguments> struct AutogradChecked {
+    // run(arguments...) for the op registered as `name`
+    template <typename Run> static Result call(const char *name, const Run &run, Arguments... arguments) {
         int index = 0;
         bool followed = false;
-        (check(++index, followed, arguments), ...);
+        (check(name, ++index, followed, arguments), ...);
         if constexpr (kWrites) {
             (count<Arguments>(arguments), ...);
             return run(static_cast<Arguments &&>(arguments)...);
         } else {
             Result result = run(arguments...);
             if (followed) {
-                (attach(result, arguments), ...);
+                (attach(name, result, arguments), ...);
             }
             return result;
         }
@@ -60,18 +63,19 @@ private:
     static constexpr bool kWrites = (std::is_same_v<Arguments, Tensor> || ...);
     static_assert(kWrites || !std::is_void_v<Result>, "what an op writes is a parameter of type Tensor");
 
-    template <typename Argument> static void check(int index, bool &followed, const Argument &argument) {
+    template <typename Argument>
+    static void check(const char *name, int index, bool &followed, const Argument &argument) {
         if constexpr (std::is_same_v<Argument, Tensor>) {
-            refuse_tangent(current_op, index, argument);
+            refuse_tangent(name, index, argument);
             if (is_followed(argument)) {
                 if constexpr (kWrites) {
-                    refuse_gradient(current_op, index);
+                    refuse_gradient(name, index);
                 }
                 followed = true;
             }
         } else if constexpr (std::is_same_v<Argument, std::optional<Tensor>>) {
             if (argument) {
-                check(index, followed, *argument);
+                check(name, index, followed, *argument);
             }
         }
     }
@@ -82,20 +86,22 @@ private:
         }
     }
 
-    template <typename Output, typename Argument> static void attach(Output &result, const Argument &argument) {
+    template <typename Output, typename Argument>
+    static void attach(const char *name, Output &result, const Argument &argument) {
         if constexpr (std::is_same_v<Argument, Tensor>) {
             if (is_followed(argument)) {
-                attach_to_each(result, argument);
+                attach_to_each(name, result, argument);
             }
         } else if constexpr (std::is_same_v<Argument, std::optional<Tensor>>) {
             if (argument) {
-                attach(result, *argument);
+                attach(name, result, *argument);
             }
         }
     }
-    static void attach_to_each(Tensor &y, const Tensor &x) { y = without_backward(registered_name<function>, y, x); }
-    template <typename... Tensors> static void attach_to_each(std::tuple<Tensors...> &results, const Tensor &x) {
-        std::apply([&](auto &...ys) { (attach_to_each(ys, x), ...); }, results);
+    static void attach_to_each(const char *name, Tensor &y, const Tensor &x) { y = without_backward(name, y, x); }
+    template <typename... Tensors>
+    static void attach_to_each(const char *name, std::tuple<Tensors...> &results, const Tensor &x) {
+        std::apply([&](auto &...ys) { (attach_to_each(name, ys, x), ...); }, results);
     }
 };
 

@@ -51,32 +51,30 @@ template <typename... Results> constexpr size_t result_count<std::tuple<Results.
 // The context of a call with CPU tensors, with ATen's products. Defined in library_torch.cpp.
 ExecutionContext cpu_context();
 
-// The function registered for CPU tensors. Calls `function` with that context; while calls are recorded, records the
-// call and returns its result. Only forms that return nothing, or their last argument, which they write, can be
-// recorded.
-template <auto function> struct OnCpu;
+// Calls of registered functions with CPU tensors. They get that context; while calls are recorded, the call is recorded
+// and its result returned. Only forms that return nothing, or their last argument, which they write, can be recorded.
+template <typename Result, typename... Arguments> struct OnCpu {
+    using Function = Result (*)(const ExecutionContext &, Arguments...);
 
-template <typename Result, typename... Arguments, Result (*function)(const ExecutionContext &, Arguments...)>
-struct OnCpu<function> {
-    static Result call(Arguments... arguments) {
+    static Result call(Function function, const char *name, Arguments... arguments) {
         if constexpr (returns_last(kLast)) {
             if (checks_only) {
                 check_rules([&](const ExecutionContext &context) { function(context, arguments...); });
                 return last(std::tie(arguments...), kLast);
             }
             if (recording != nullptr) {
-                recording->push_back([=, device = host_device] { compute(device, arguments...); });
+                recording->push_back([=, device = host_device] { compute(function, name, device, arguments...); });
                 return last(std::tie(arguments...), kLast);
             }
         }
         if (host_device.type == INFINI_DEVICE_CPU) {
             return function(cpu_context(), static_cast<Arguments &&>(arguments)...);
         }
-        return compute(host_device, arguments...);
+        return compute(function, name, host_device, arguments...);
     }
 
 private:
-    static Result compute(HostDevice device, const Arguments &...arguments) {
+    static Result compute(Function function, const char *name, HostDevice device, const Arguments &...arguments) {
         if (device.type != INFINI_DEVICE_CPU) {
             try {
                 ExecutionContext context;
@@ -87,7 +85,7 @@ private:
                     throw;
                 }
             }
-            device.on_missing(registered_name<function>);
+            device.on_missing(name);
         }
         return function(cpu_context(), arguments...);
     }

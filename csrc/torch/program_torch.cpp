@@ -1,5 +1,5 @@
 // The C functions of programs (record, replay, destroy), and calls that only check their arguments. Independent of the
-// ops: OnCpu, which wraps every function that INFINI_BOX registers, records the calls.
+// ops: OnCpu, through which every function that INFINI_BOX registers is called, records the calls.
 #include "program.h"
 
 #include <optional>

@@ -77,15 +77,30 @@ private:
     ExecutionContext context_;
 };
 
-template <auto function> struct OnCuda;
+// The calls of all registered functions of a type: they are compiled once for a signature, not for each op.
+template <typename Function> struct Calls;
 
-template <typename Result, typename... Arguments, Result (*function)(const ExecutionContext &, Arguments...)>
-struct OnCuda<function> {
+template <typename Result, typename... Arguments> struct Calls<Result (*)(const ExecutionContext &, Arguments...)> {
+    // Calls current_call's function.
     static Result call(Arguments... arguments) {
-        const CudaCall call(arguments...);
-        return function(call.context(), arguments...);
+        const RegisteredCall called = current_call; // a copy, since the function may call ops
+        const auto function = reinterpret_cast<Result (*)(const ExecutionContext &, Arguments...)>(called.function);
+        const auto run = [&](Arguments... checked) {
+            if (called.on_cuda) {
+                const CudaCall on_cuda(checked...);
+                return function(on_cuda.context(), checked...);
+            }
+            return OnCpu<Result, Arguments...>::call(function, called.name, static_cast<Arguments &&>(checked)...);
+        };
+        return AutogradChecked<Result, Arguments...>::call(called.name, run, static_cast<Arguments &&>(arguments)...);
     }
 };
+
+// What torch calls for an op: the arguments come as a stack, which TORCH_BOX takes apart.
+template <auto function, bool on_cuda> void call_boxed(StableIValue *stack, uint64_t arguments, uint64_t results) {
+    current_call = {registered_name<function>, reinterpret_cast<void (*)()>(function), on_cuda};
+    TORCH_BOX((&Calls<decltype(function)>::call))(stack, arguments, results);
+}
 
 // Registers functions of one library for one dispatch key.
 class Registrar {
@@ -104,13 +119,11 @@ private:
 
 } // namespace infini
 
-// The arguments of Registrar::impl after the name: where to store the name, the function for CPU tensors, and the
-// function for CUDA tensors. The function's first parameter is the context; the others are the schema's. Both are
-// wrapped in AutogradChecked; a program replays the function without it.
+// The arguments of Registrar::impl after the name: where to store the name, what to call for CPU tensors, and for CUDA
+// tensors. The function's first parameter is the context; the others are the schema's.
 #define INFINI_BOX(function)                                                                                           \
-    &::infini::registered_name<&function>,                                                                             \
-        TORCH_BOX((&::infini::AutogradChecked<&function, &::infini::OnCpu<&function>::call>::call)),                   \
-        TORCH_BOX((&::infini::AutogradChecked<&function, &::infini::OnCuda<&function>::call>::call))
+    &::infini::registered_name<&function>, &::infini::call_boxed<&function, false>,                                    \
+        &::infini::call_boxed<&function, true>
 
 // Emulated CUDA computes in host memory, so there CPU tensors go to the CUDA kernels.
 #define INFINI_TORCH_LIBRARY(m)                                                                                        \

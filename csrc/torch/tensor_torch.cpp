@@ -289,8 +289,8 @@ Tensor contiguous(const ExecutionContext &context, const int64_t *shape, int ndi
             bytes *= static_cast<double>(shape[i]);
         }
         throw Error(INFINI_STATUS_INTERNAL_ERROR,
-                    message("infini::", op_of(current_op), ": out of memory: a tensor of shape ", shape_of(wanted),
-                            " in ", name_of(dtype), " takes ", bytes / (1 << 30), " GiB"));
+                    message("infini::", op_of(current_call.name), ": out of memory: a tensor of shape ",
+                            shape_of(wanted), " in ", name_of(dtype), " takes ", bytes / (1 << 30), " GiB"));
     }
     const Tensor made(handle);
     cpu::note_new_output(made.data_ptr());
