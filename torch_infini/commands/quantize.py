@@ -34,11 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..patch import TRANSFORMERS, patch_model, save_patched
+
     try:
         import transformers
     except ImportError as error:
-        raise CommandError("quantize needs transformers: run `pip install 'transformers>=5,<5.24'`") from error
-    from ..patch import patch_model, save_patched
+        raise CommandError(f"quantize needs transformers: run `pip install '{TRANSFORMERS}'`") from error
 
     folder = Path(arguments.model)
     if not (folder / "config.json").is_file():

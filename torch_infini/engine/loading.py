@@ -155,7 +155,11 @@ def _weights(folder: Path, quantization: str | None) -> str | None:
 
 
 def needs_transformers(folder: Path) -> bool:
-    """Return whether a checkpoint's model type is supported by transformers, but not by Llama."""
+    """Return whether a checkpoint's model type is supported by transformers, but not by Llama.
+
+    Raises:
+        ImportError: Without transformers, for a model type that Llama does not support.
+    """
     try:
         config = config_values(folder)
     except (ValueError, OSError, NotImplementedError):  # the next reader of the folder reports it
@@ -163,10 +167,10 @@ def needs_transformers(folder: Path) -> bool:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind in DEFAULTS:
         return False
-    try:
+    from ..patch import needs_transformers as checked_import
+
+    with checked_import("LLM"):
         from ..patch.paged import is_causal
-    except ImportError:  # without transformers
-        return False
     return is_causal(config)
 
 

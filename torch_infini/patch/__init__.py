@@ -47,6 +47,7 @@ __all__ = [
 
 
 PATCH = "torch_infini.patch_model"
+TRANSFORMERS = "transformers>=5,<5.25"  # what to install: the releases that were tried
 
 
 def __getattr__(name: str) -> Any:
@@ -185,25 +186,20 @@ def patch_model(
 def needs_transformers(function: str) -> Iterator[None]:
     """Turn a failed import of transformers in the body into an ImportError that says what to install.
 
-    Raises:
-        ImportError: Also for a release whose attention has other arguments (5.24 calls past_key_values `cache`).
+    A release that lacks nothing of what is imported is tried: whether the arguments of its modules are known ones is
+    asked of each (layers/attention.py).
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        # Another release may lack a module of it.
+    except ImportError as error:
+        # Another release may lack a module of it, or a name.
         if (error.name or "").partition(".")[0] != "transformers":
             raise
+        found = getattr(sys.modules.get("transformers"), "__version__", "")
         raise ImportError(
-            f"torch_infini.{function} needs transformers: run `pip install 'transformers>=5,<5.24'`."
+            f"torch_infini.{function} needs transformers{' >= 5' if found else ''}{found and f', got {found}'}: "
+            f"run `pip install '{TRANSFORMERS}'`."
         ) from error
-    found = sys.modules.get("transformers")
-    release = str(getattr(found, "__version__", "")).split(".")
-    if len(release) > 1 and release[0] == "5" and release[1].isdigit() and int(release[1]) >= 24:
-        raise ImportError(
-            f"torch_infini.{function} must have a release of transformers before 5.24, which renames an argument of "
-            f"every attention, got {'.'.join(release)}: run `pip install 'transformers>=5,<5.24'`."
-        )
 
 
 def similarity(name: str, pattern: str) -> float:
@@ -325,7 +321,8 @@ def load_patched(folder: str | Path) -> nn.Module:
         ValueError: If a file is not what save_patched writes, or the files do not match each other; the message names
             the file and the field or the tensors. This is checked before anything is allocated.
     """
-    from .files.load import load
+    with needs_transformers("load_patched"):
+        from .files.load import load
 
     return load(Path(folder))
 
@@ -355,7 +352,9 @@ def load_model(
         NotImplementedError: For a variant of a format that is not supported.
     """
     from .._core.dtypes import floating
-    from .files.foreign import load
+
+    with needs_transformers("load"):
+        from .files.foreign import load
 
     return load(name, floating(dtype), activations=activations)
 

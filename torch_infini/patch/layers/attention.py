@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from ..checks.probe import (
     tokens,
     with_nan,
 )
+from ..own_forward import CACHE, CACHE_NAMES, PAST, arguments_of, cache_name, named_forward, with_parameter
 from ..swap import PLAN, Parameters, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .cache import append, needs_grad, reserve, static_layer
 from .interface import attend
@@ -57,6 +58,7 @@ HARMLESS = frozenset(
     }
 )
 NEUTRAL = {"output_attentions": False}
+ARGUMENTS = ("position_embeddings", "attention_mask")  # of a forward, between the hidden states and the cache
 
 
 class PositionEmbeddings(tuple[Tensor, Tensor]):
@@ -222,6 +224,23 @@ class Attention(Patched):
     layer_idx: int
     scaling: float
     is_causal: bool
+    infini_arguments: ClassVar[tuple[str, ...]]  # ARGUMENTS and the cache's, as the original's forward takes them
+    infini_forward: ClassVar[Callable[..., Any]]  # forward, with the original's name of the cache
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "infini_original" not in vars(cls):
+            return
+        forward = named_forward(cls.infini_original)
+        name, taken = cache_name(forward), arguments_of(forward)
+        cls.infini_arguments = tuple(each for each in (*ARGUMENTS, name) if each in taken)
+        if name == CACHE:
+            own: Any = cls  # whose methods are assigned
+            own.forward, own.compute = (
+                with_parameter(own.forward, PAST, CACHE),
+                with_parameter(own.compute, PAST, CACHE),
+            )
+        cls.infini_forward = cls.forward
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
@@ -234,6 +253,10 @@ class Attention(Patched):
         missing += [name for name in (*inputs, "o_proj") if name not in module._modules]
         if missing:
             raise Unsupported(f"it lacks attributes or submodules of Llama attention: {', '.join(missing)}")
+        forward = named_forward(module)
+        if not cache_name(forward):
+            known, got = " or ".join(CACHE_NAMES), ", ".join(arguments_of(forward))
+            raise Unsupported(f"its forward must have an argument {known}, got ({got})")
         norms = next((pair for pair in NORM_NAMES if module._modules.keys() >= set(pair)), None)
         more = module._modules.keys() - {*inputs, "o_proj", *(norms or ())}
         more |= {name for name, p in module._parameters.items() if p is not None}
@@ -271,10 +294,10 @@ class Attention(Patched):
 
     @staticmethod
     def calls(small: Any, plan: AttentionPlan, rotary: Rotary) -> Iterator[ProbeCall]:
-        config = small.config
-        configs = {name: copy(config) for name in ("eager", "sdpa")}
-        for name, other in configs.items():
-            other._attn_implementation_internal = name
+        config, name = small.config, cache_name(named_forward(small))
+        configs = {kind: copy(config) for kind in ("eager", "sdpa")}
+        for kind, other in configs.items():
+            other._attn_implementation_internal = kind
 
         def inner(x: float, q: float, k: float, v: float) -> Parameters:
             """Return parameters that give q, k and v these magnitudes, also after norms, for x of magnitude `x`."""
@@ -319,7 +342,7 @@ class Attention(Patched):
                         "attention_mask": mask,
                         "position_ids": positions,
                     }
-                    result = forward(**{**arguments, **more}, **({} if cache is None else {"past_key_values": cache}))
+                    result = forward(**{**arguments, **more}, **({} if cache is None else {name: cache}))
                 return result
 
             attributes = {"config": configs["eager" if masked else "sdpa"]}
@@ -359,9 +382,24 @@ class Attention(Patched):
     ) -> tuple[Tensor, Tensor | None]:
         dispatch: AttentionDispatch | None = cached_dispatch(self, hidden_states)
         if dispatch is None or needs_grad(past_key_values):
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+            return self.by_original(hidden_states, position_embeddings, attention_mask, past_key_values, kwargs)
         x = dense_last(hidden_states)
         return self.compute(dispatch, x, position_embeddings, attention_mask, past_key_values, **kwargs)
+
+    def by_original(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None,
+        attention_mask: Tensor | None,
+        cache: Any,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call the original's forward with arguments by its names."""
+        values = {"position_embeddings": position_embeddings, "attention_mask": attention_mask}
+        given = {name: values.get(name, cache) for name in self.infini_arguments}
+        if cache is None and PAST in kwargs:  # the older name, which the original translates
+            del given[CACHE]
+        return super().forward(hidden_states, **given, **kwargs)
 
     def make_dispatch(self) -> AttentionDispatch:
         """Determine the dispatch, which `cached_dispatch` keeps."""
@@ -400,7 +438,7 @@ class Attention(Patched):
         if not served or not (
             attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4)
         ):
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+            return self.by_original(hidden_states, position_embeddings, attention_mask, past_key_values, kwargs)
         plan: AttentionPlan = self.__dict__[PLAN]
         batch, length, _ = hidden_states.shape
         fused = None if dispatch.fused is None else dispatch.fused(hidden_states)

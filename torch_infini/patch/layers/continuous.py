@@ -1,7 +1,8 @@
 """Attention of transformers' continuous batching (generate_batch) for patched models on the CPU, sequence by sequence.
 
 transformers 5.23 accepts "paged|eager", "sdpa" and every name that contains "flash", for which it builds no mask and
-passes the lengths of the sequences (ContinuousBatchingManager.switch_to_cb_friendly_attn).
+passes the lengths of the sequences (ContinuousBatchingManager.switch_to_cb_friendly_attn). Its cache comes with them;
+since 5.24 the attention module has updated it before.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ def continuous_attention_forward(
     Args:
         module: The attention module, whose layer_idx names the layer of the cache.
         query: [1, H, tokens, D].
-        key, value: [1, Hkv, tokens, D], which the cache takes.
+        key, value: [1, Hkv, tokens, D], which the cache takes; without a cache, what it returned.
         attention_mask: None.
         dropout: Of training, without effect.
         scaling: Factor of the scores; None: 1 / sqrt(D).
         sliding_window: How many keys a query sees, its own included; None: all.
         softcap: The cap of the scores; None: none.
         s_aux: [H], attention sinks; None: none.
-        cache: transformers' PagedAttentionCache.
+        cache: transformers' PagedAttentionCache, if it is to be updated.
         kwargs: cu_seq_lens_q and cu_seq_lens_k, and what the cache reads.
 
     Returns:
@@ -50,12 +51,14 @@ def continuous_attention_forward(
     Raises:
         RuntimeError: Outside of continuous batching.
     """
-    if cache is None or attention_mask is not None:
+    lengths = [kwargs.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k")]
+    if any(x is None for x in lengths) or attention_mask is not None:
         raise RuntimeError(
             f"torch_infini: attn_implementation {CONTINUOUS_NAME!r} must be used by generate_batch alone, got a call "
             "without its cache (use 'infini')"
         )
-    key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
+    if cache is not None:
+        key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     columns = v.shape[-1]
     if columns < q.shape[-1]:

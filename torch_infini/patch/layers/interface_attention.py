@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..checks.conditions import unsupported_placement
+from ..own_forward import code_of
 from ..swap import Patched, Unsupported
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # the global of transformers by which a forward finds the function
@@ -16,7 +17,7 @@ REPLACED = ("sdpa", "eager", "infini", None)  # implementations that take the sa
 
 def calls_interface(module: nn.Module) -> bool:
     """Return whether a module's own forward calls the attention function that its config names."""
-    code = getattr(getattr(type(module), "forward", None), "__code__", None)
+    code = code_of(getattr(type(module), "forward", None))
     return code is not None and INTERFACE in code.co_names
 
 

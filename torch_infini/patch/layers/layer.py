@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..checks.conditions import dense_last, unhooked, unsupported_placement
 from ..checks.probe import HALF, LENGTHS, SIZES, WIDTH, linear, norm_probe, probe_module, random, tokens, with_nan
+from ..own_forward import PAST, cache_name, named_forward
 from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .attention import Attention, AttentionDispatch, causal_mask
 from .cache import needs_grad
@@ -81,6 +82,7 @@ class LayerPlan(NamedTuple):
         has_input: Whether a third branch follows: a product with an input of the layer's own (PER_LAYER).
         scales: Whether the result is multiplied by a buffer of one element (SCALE).
         takes_pair: Whether the MLP may return its router's scores beside its result, as in gpt-oss.
+        cache: The argument that is the cache.
     """
 
     layout: Layout
@@ -89,6 +91,7 @@ class LayerPlan(NamedTuple):
     has_input: bool = False
     scales: bool = False
     takes_pair: bool = False
+    cache: str = PAST
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +159,12 @@ class DecoderLayer(Patched):
         if has_input and type(children[ACTIVATION]) not in GATES:
             raise Unsupported(f"its activation is {type(children[ACTIVATION]).__name__}, neither SiLU nor GELU by tanh")
         multiplier = float(getattr(module, "residual_multiplier", 1.0))
-        return [LayerPlan(layout, multiplier, dropouts, has_input, scales, unpacks_mlp(module))]
+        # The attention gets what the layer was called with, under the same names.
+        names = [cache_name(named_forward(part)) for part in (module, module.get_submodule("self_attn"))]
+        if all(names) and names[0] != names[1]:
+            raise Unsupported(f"its argument {names[0]} is {names[1]} of its attention")
+        cache = names[0] or names[1] or PAST
+        return [LayerPlan(layout, multiplier, dropouts, has_input, scales, unpacks_mlp(module), cache)]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
@@ -207,7 +215,7 @@ class DecoderLayer(Patched):
         if plan.has_input and len(args) == 1 and INPUT not in kwargs:
             kwargs = {**kwargs, INPUT: args[0]}
             args = args[1:]
-        if args or dispatch is None or (torch.is_grad_enabled() and needs_grad(kwargs.get("past_key_values"))):
+        if args or dispatch is None or (torch.is_grad_enabled() and needs_grad(kwargs.get(plan.cache))):
             return super().forward(hidden_states, *args, **kwargs)
         if not dispatch.norms_served or (self.training and any(dropout.p for dropout in dispatch.dropouts)):
             return super().forward(hidden_states, *args, **kwargs)
@@ -333,7 +341,8 @@ def unpacks_mlp(module: nn.Module) -> bool:
 
 def computes(module: Any, patch: type[Attention | GatedMLP]) -> bool:
     """Return whether a module in a layer without fallback need not be called, because its `compute` does the same."""
-    return type(module).forward is patch.forward and unhooked(module)
+    forward = getattr(type(module), "infini_forward", patch.forward)
+    return isinstance(module, patch) and type(module).forward is forward and unhooked(module)
 
 
 def link(layers: Sequence[nn.Module], norm: nn.Module) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..._core.devices import on_cpu
 from ..checks.conditions import dense_last, needs_fallback, unsupported_weights
 from ..checks.probe import HALF, LENGTHS, WIDTH, call_with, frozen, linear, norm_probe, probe_module, random, tokens
+from ..own_forward import CACHE, cache_name, with_older_names
 from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
 from .paged import CURRENT, AttentionBackend
 
@@ -155,7 +156,8 @@ def forward_with(cls: type[nn.Module], functions: dict[str, Callable[..., Any]],
     vars(module).update({**own.__globals__, **functions, "__name__": name})
     made = types.FunctionType(own.__code__, vars(module), own.__name__, own.__defaults__, own.__closure__)
     made.__kwdefaults__ = own.__kwdefaults__
-    return made
+    decorated = cls.forward is not own and cache_name(own) == CACHE
+    return with_older_names(made) if decorated else made
 
 
 class RecurrentLayer(Patched):

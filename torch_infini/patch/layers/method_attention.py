@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..checks.conditions import needs_fallback, unsupported_placement
 from ..checks.probe import HALF, probe_module, random, with_nan
+from ..own_forward import code_of
 from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .attention import causal_mask
 from .interface import attend
@@ -49,7 +50,7 @@ WANTED = _Wanted()
 
 def has_method(module: nn.Module) -> bool:
     """Return whether a module's class has such a method, and its forward calls it."""
-    method, forward = getattr(type(module), "_attn", None), getattr(type(module).forward, "__code__", None)
+    method, forward = getattr(type(module), "_attn", None), code_of(type(module).forward)
     if method is None or forward is None or "_attn" not in forward.co_names:
         return False
     return list(inspect.signature(method).parameters) == ARGUMENTS

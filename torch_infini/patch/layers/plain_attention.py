@@ -5,7 +5,6 @@ Attention to the tokens themselves is computed here; attention to an encoder's b
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 from ..checks.conditions import needs_fallback, unsupported_placement
 from ..checks.probe import HALF, LENGTHS, SIZES, linear, probe_module, random, scaled, tokens, with_nan
+from ..own_forward import arguments_of, cache_name, original_of
 from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .attention import causal_mask
 from .cache import needs_grad
@@ -26,19 +26,22 @@ HEADS, SIZE = ("num_heads", "num_attention_heads"), ("head_dim", "attention_head
 WIDTHS = ("embed_dim", "all_head_size")  # attributes with the columns of all heads
 _HEADS = 2  # of a probe module
 # Arguments of forward: those that are used; those for which the original's forward runs, if one is given; the rest.
-STATES, MASK, CACHE = "hidden_states", "attention_mask", "past_key_values"
+STATES, MASK = "hidden_states", "attention_mask"  # and the cache
 RARE = frozenset({"key_value_states", "encoder_hidden_states", "encoder_attention_mask", "output_attentions"})
 RARE |= {"attn_prompt", "pixel_values_present", "kwargs"}
 HARMLESS = frozenset({"cache_position", "use_cache", "position_ids", "layer_head_mask", "head_mask"})
 
 
 class PlainPlan(NamedTuple):
-    """The names of the projections of q, k and v, of the last one ("": none), of the head size, and the arguments."""
+    """The names of the projections of q, k and v, of the last one ("": none), of the head size, of the arguments, and
+    of the one that is the cache.
+    """
 
     inputs: tuple[str, str, str]
     output: str
     size: str
     arguments: tuple[str, ...]
+    cache: str
 
 
 def name_of(module: nn.Module, names: Sequence[str]) -> str:
@@ -50,12 +53,12 @@ def is_plain_attention(module: nn.Module) -> bool:
     """Return whether a module has the projections and numbers of such attention, and no other parts."""
     inputs = next((names for names in PROJECTIONS if module._modules.keys() >= set(names)), ())
     others = [child for name, child in module._modules.items() if name not in (*inputs, "out_proj")]
-    arguments = inspect.signature(type(module).forward).parameters.keys()
+    forward = original_of(module).forward
     return (
         bool(inputs and name_of(module, HEADS) and name_of(module, SIZE))
         and not any(parameter is not None for parameter in module._parameters.values())
         and all(isinstance(child, nn.Dropout) for child in others)
-        and arguments >= {STATES, MASK, CACHE}
+        and set(arguments_of(forward)) >= {STATES, MASK, cache_name(forward)}
     )
 
 
@@ -75,11 +78,11 @@ class PlainAttention(Patched):
             raise Unsupported("config.output_attentions is set, but the kernel stores no attention weights")
         inputs = next(names for names in PROJECTIONS if module._modules.keys() >= set(names))
         output = "out_proj" if "out_proj" in module._modules else ""
-        original = getattr(type(module), "infini_original", type(module))
-        arguments = tuple(inspect.signature(original.forward).parameters)[1:]
-        if more := set(arguments) - {STATES, MASK, CACHE} - RARE - HARMLESS:
+        original = original_of(module)
+        arguments, cache = tuple(arguments_of(original.forward)), cache_name(original.forward)
+        if more := set(arguments) - {STATES, MASK, cache} - RARE - HARMLESS:
             raise Unsupported(f"its forward takes more than hidden states, mask and cache: {', '.join(sorted(more))}")
-        return [PlainPlan(inputs, output, name_of(module, SIZE), arguments)]
+        return [PlainPlan(inputs, output, name_of(module, SIZE), arguments, cache)]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
@@ -114,7 +117,7 @@ class PlainAttention(Patched):
                     x = change(random(2, length, width)).mul(size).to(dtype, copy=True)
                     start += length
                     mask = causal_mask(length, start, dtype).expand(2, 1, length, start) if masked else None
-                    result = forward(x, attention_mask=mask, past_key_values=cache)
+                    result = forward(x, attention_mask=mask, **{plan.cache: cache})
                 return result
 
             given = {name: scaled(small._modules[name], inside / size, inside) for name in plan.inputs}
@@ -136,7 +139,7 @@ class PlainAttention(Patched):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         plan: PlainPlan = self.__dict__[PLAN]
         given = {**dict(zip(plan.arguments, args, strict=False)), **kwargs}
-        x, mask, cache = (given.pop(name, None) for name in (STATES, MASK, CACHE))
+        x, mask, cache = (given.pop(name, None) for name in (STATES, MASK, plan.cache))
         asked = any(value is not None and value is not False for name, value in given.items() if name not in HARMLESS)
         if asked or x is None or needs_fallback(self, x) or self.training or needs_grad(cache):
             return super().forward(*args, **kwargs)

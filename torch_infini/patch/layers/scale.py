@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..checks.conditions import needs_fallback, unsupported_weights
 from ..checks.probe import HALF, PROBE_SEED, SIZES, call_with, frozen, probe_module, random, with_nan
+from ..own_forward import code_of
 from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
 
 mul = torch.ops.infini.mul.default
@@ -17,7 +18,7 @@ mul = torch.ops.infini.mul.default
 
 def is_scale(module: nn.Module) -> bool:
     """Return whether the module's only parameter is a vector, and its forward takes one tensor."""
-    code = getattr(type(module).forward, "__code__", None)
+    code = code_of(type(module).forward)
     parameters = [p for p in module._parameters.values() if p is not None]
     return code is not None and code.co_argcount == 2 and len(parameters) == 1 and parameters[0].dim() == 1
 

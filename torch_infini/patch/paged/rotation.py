@@ -6,7 +6,6 @@ transformers' rotary embeddings choose one for all tokens of a call, by the larg
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -16,7 +15,10 @@ from transformers import DynamicCache
 from ...nn import RotarySwitch
 from ..layers.attention import PositionEmbeddings, halves_of
 from ..layers.paged import CURRENT
+from ..own_forward import CACHE_NAMES, PAST, arguments_of, cache_name
 from .sites import Unserved
+
+LENGTH_NAMES = {f"{name}_length" for name in CACHE_NAMES}  # arguments of embeddings of positions
 
 
 def find_switch(inner: Any, positions: int) -> RotarySwitch | None:
@@ -58,12 +60,13 @@ def computes_anew(inner: Any, length: int) -> bool:
     past = DynamicCache()
     past.update(torch.zeros(1, 1, length, 1), torch.zeros(1, 1, length, 1), 0)
     ids = torch.zeros(1, length + 1, dtype=torch.int64, device=inner.device)
+    name = cache_name(inner.prepare_inputs_for_generation) or PAST
     try:
-        made = inner.prepare_inputs_for_generation(ids, past_key_values=past, use_cache=True)
+        made = inner.prepare_inputs_for_generation(ids, **{name: past}, use_cache=True)
     except Exception as error:  # a model's own may need anything
         cause = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise Unserved(f"what its generation does beyond {length} tokens is unknown: {cause}") from error
-    return made.get("past_key_values") is None
+    return made.get(name) is None
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:
@@ -117,9 +120,9 @@ def rotate_by_row(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 def position_modules(model: nn.Module) -> list[nn.Module]:
     """Return the embeddings of positions that count from a cache's length unless they are told positions, as BART's."""
-    wanted = {"past_key_values_length", "position_ids"}
-    named = ((module, module.forward) for module in model.modules() if isinstance(module, nn.Embedding))
-    return [module for module, forward in named if wanted <= inspect.signature(forward).parameters.keys()]
+    embeddings = ((module, module.forward) for module in model.modules() if isinstance(module, nn.Embedding))
+    named = ((module, set(arguments_of(forward))) for module, forward in embeddings)
+    return [module for module, names in named if "position_ids" in names and names & LENGTH_NAMES]
 
 
 def place_by_row(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
