@@ -17,7 +17,7 @@ from torch_infini.patch import patch_model
 from torch_infini.patch.swap import Patched
 from torch_infini.testing.causal_types import build, causal_types
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,9 +77,11 @@ def test_every_fourth(every_type: Any) -> None:
 
 
 def test_the_table_has_every_type() -> None:
-    """And as many as were promised are served."""
+    """Of the release that it was made with; and as many as were promised are served."""
     table = ROWS
-    assert sorted(table) == causal_types()
+    assert set(table) <= set(causal_types())
+    if transformers.__version__.startswith("5.23."):
+        assert sorted(table) == causal_types()
     assert sum(row["engine"] in ("served", "recorded") for row in table.values()) >= 153
     assert sum(row["patched"] == "fully" for row in table.values()) >= 161
     assert not [row for row in table.values() if row["patched"] == "failed" or "differs" in row.values()]

@@ -27,7 +27,9 @@ from torch_infini.patch.layers.plain_attention import PlainAttention  # noqa: E4
 from torch_infini.patch.own_forward import (  # noqa: E402
     arguments_of,
     cache_name,
+    cache_of,
     code_of,
+    forwards_of,
     with_older_names,
     with_parameter,
 )
@@ -238,6 +240,27 @@ def test_code_below_decorators() -> None:
     code = code_of(CacheLayer.forward)
     assert code is not None and "self_attn" in code.co_names and code_of(len) is None
     assert cache_name(CacheLayer.forward) == "cache" and cache_name(nn.Linear.forward) == ""
+
+
+def test_classes_that_pass_arguments_on() -> None:
+    """The nearest that names the cache counts, until one takes no *args."""
+
+    class Passing(CacheAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    class Naming(CacheAttention):
+        def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+            return super().forward(*args, cache=past_key_values, **kwargs)
+
+    class Unnamed(CacheAttention):
+        def forward(self, hidden_states: Any, **kwargs: Any) -> Any:
+            return super().forward(hidden_states, **kwargs)
+
+    found = [cache_of(cls) for cls in (Passing, Naming, Unnamed)]
+    assert found == ["cache", "past_key_values", ""]
+    assert forwards_of(Passing)[1:] == forwards_of(Naming)[1:] == [CacheAttention.forward]
+    assert patched_class(Attention, Naming).forward is Attention.forward
 
 
 def recurrent(self: Any, hidden_states: Any, cache: Any = None) -> Any:

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from support.tiny_llama import close, logits, tiny, tokens
 from torch_infini.patch import patch_model, patched
 from torch_infini.patch.checks.fingerprint import Fingerprints
+from torch_infini.patch.own_forward import cache_name
 
 transformers = pytest.importorskip("transformers")
 llama = transformers.models.llama.modeling_llama
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Model = Any
+CACHE = cache_name(llama.LlamaAttention.forward)
 OTHER = "its own forward gives a different result"
 
 
@@ -136,9 +138,9 @@ class LongAttention(llama.LlamaAttention):
 class CachedAttention(llama.LlamaAttention):
     """Another formula where there is a cache."""
 
-    def forward(self, hidden_states: Tensor, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
-        y, weights = super().forward(hidden_states, *args, past_key_values=past_key_values, **kwargs)
-        return y * (1 if past_key_values is None else 0.5), weights
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        y, weights = super().forward(hidden_states, *args, **kwargs)
+        return y * (1 if kwargs.get(CACHE) is None else 0.5), weights
 
 
 class ClampedLayer(llama.LlamaDecoderLayer):
@@ -302,9 +304,9 @@ class ByLayer(llama.LlamaAttention):
 
 
 class ByLayerAndCache(llama.LlamaAttention):
-    def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
-        y, weights = super().forward(*args, past_key_values=past_key_values, **kwargs)
-        return y * (1 if past_key_values is None or self.layer_idx == 0 else 0.5), weights
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        y, weights = super().forward(*args, **kwargs)
+        return y * (1 if kwargs.get(CACHE) is None or self.layer_idx == 0 else 0.5), weights
 
 
 class ByConfig(llama.LlamaAttention):

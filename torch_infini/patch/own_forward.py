@@ -24,19 +24,22 @@ def original_of(module: nn.Module) -> type[nn.Module]:
     return found
 
 
-def named_forward(module: nn.Module | type[nn.Module]) -> Callable[..., Any]:
-    """Return the forward of a module's class, or of the nearest base whose parameters have names.
-
-    A class that takes *args passes them on to its base.
-    """
+def forwards_of(module: nn.Module | type[nn.Module]) -> list[Callable[..., Any]]:
+    """Return the forward of a module's class; where it takes *args, which it passes on, also that of the base."""
     cls = module if isinstance(module, type) else original_of(module)
-    own: list[Callable[..., Any]] = [vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base)]
-    return next((forward for forward in own if not takes_any(forward)), cls.forward)
+    own = [vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base)]
+    last = next((i for i, forward in enumerate(own) if not takes_any(forward)), 0)
+    return own[: last + 1]
 
 
 def takes_any(function: Callable[..., Any]) -> bool:
     """Return whether a function takes any positional arguments."""
     return any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(function).parameters.values())
+
+
+def cache_of(module: nn.Module | type[nn.Module]) -> str:
+    """Return the argument by which a module's own forward takes the cache; "" if it has none of the names."""
+    return next(filter(None, map(cache_name, forwards_of(module))), "")
 
 
 def code_of(function: Any) -> CodeType | None:

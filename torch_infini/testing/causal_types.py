@@ -14,7 +14,7 @@ MOST = 20_000_000  # parameters
 # Sizes by their names in configs. A mixture sends each token to all experts: a token that rounding sends to other
 # experts would differ by more than all roundings.
 SIZES: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "text_vocab_size"), VOCABULARY),
+    **dict.fromkeys(("vocab_size", "text_vocab_size", "unpadded_vocab_size"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "word_embed_proj_dim", "lru_width"), 64),
     **dict.fromkeys(("backbone_hidden_size", "hidden_size_global", "embedding_dim"), 64),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "expert_ffn_hidden_size"), 96),
@@ -71,6 +71,7 @@ MORE: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": 64, "moe_top_k": 4},
     },
+    "dory": {"layer_types": None, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1},
     "dots1": {"n_shared_experts": 1},
     "dots3_note_text": {
         "head_dim": 24,

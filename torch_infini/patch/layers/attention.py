@@ -29,7 +29,7 @@ from ..checks.probe import (
     tokens,
     with_nan,
 )
-from ..own_forward import CACHE, CACHE_NAMES, PAST, arguments_of, cache_name, named_forward, with_parameter
+from ..own_forward import CACHE, CACHE_NAMES, PAST, arguments_of, cache_of, forwards_of, with_parameter
 from ..swap import PLAN, Parameters, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .cache import append, needs_grad, reserve, static_layer
 from .interface import attend
@@ -231,9 +231,8 @@ class Attention(Patched):
         super().__init_subclass__()
         if "infini_original" not in vars(cls):
             return
-        forward = named_forward(cls.infini_original)
-        name, taken = cache_name(forward), arguments_of(forward)
-        cls.infini_arguments = tuple(each for each in (*ARGUMENTS, name) if each in taken)
+        name, taken = cache_of(cls.infini_original), arguments_of(forwards_of(cls.infini_original)[-1])
+        cls.infini_arguments = (*(each for each in ARGUMENTS if each in taken), *([name] if name else []))
         if name == CACHE:
             own: Any = cls  # whose methods are assigned
             own.forward, own.compute = (
@@ -253,9 +252,8 @@ class Attention(Patched):
         missing += [name for name in (*inputs, "o_proj") if name not in module._modules]
         if missing:
             raise Unsupported(f"it lacks attributes or submodules of Llama attention: {', '.join(missing)}")
-        forward = named_forward(module)
-        if not cache_name(forward):
-            known, got = " or ".join(CACHE_NAMES), ", ".join(arguments_of(forward))
+        if not cache_of(module):
+            known, got = " or ".join(CACHE_NAMES), ", ".join(arguments_of(forwards_of(module)[-1]))
             raise Unsupported(f"its forward must have an argument {known}, got ({got})")
         norms = next((pair for pair in NORM_NAMES if module._modules.keys() >= set(pair)), None)
         more = module._modules.keys() - {*inputs, "o_proj", *(norms or ())}
@@ -294,7 +292,7 @@ class Attention(Patched):
 
     @staticmethod
     def calls(small: Any, plan: AttentionPlan, rotary: Rotary) -> Iterator[ProbeCall]:
-        config, name = small.config, cache_name(named_forward(small))
+        config, name = small.config, cache_of(small)
         configs = {kind: copy(config) for kind in ("eager", "sdpa")}
         for kind, other in configs.items():
             other._attn_implementation_internal = kind

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..checks.conditions import dense_last, unhooked, unsupported_placement
 from ..checks.probe import HALF, LENGTHS, SIZES, WIDTH, linear, norm_probe, probe_module, random, tokens, with_nan
-from ..own_forward import PAST, cache_name, named_forward
+from ..own_forward import PAST, cache_of
 from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .attention import Attention, AttentionDispatch, causal_mask
 from .cache import needs_grad
@@ -160,7 +160,7 @@ class DecoderLayer(Patched):
             raise Unsupported(f"its activation is {type(children[ACTIVATION]).__name__}, neither SiLU nor GELU by tanh")
         multiplier = float(getattr(module, "residual_multiplier", 1.0))
         # The attention gets what the layer was called with, under the same names.
-        names = [cache_name(named_forward(part)) for part in (module, module.get_submodule("self_attn"))]
+        names = [cache_of(part) for part in (module, module.get_submodule("self_attn"))]
         if all(names) and names[0] != names[1]:
             raise Unsupported(f"its argument {names[0]} is {names[1]} of its attention")
         cache = names[0] or names[1] or PAST
