@@ -160,7 +160,56 @@ def test_quantized_tokens(tmp_path: Path) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         check_tokens(mine, other, MARGIN["bfloat16"])
     if cpu_capability() == "avx512_bf16":  # in which the CPU multiplies integers, and has no tiles
-        assert calls["linear_blocks"] and calls["linear_int8"]
+        # In float16 rows of blocks, in bfloat16 panels of them.
+        assert calls["linear_blocks"] and calls["linear_block_panels"] and calls["linear_int8"]
+
+
+@needs_vllm
+def test_products_of_4_bits() -> None:
+    """Compare with float64, and rows of x alone with the same rows together."""
+    code = """
+import torch
+from vllm.model_executor.kernels.linear import MPLinearLayerConfig
+from vllm.scalar_type import scalar_types
+from torch_infini import cpu_capability
+from torch_infini.integrations.vllm import quantized
+quantized.has_tiles = lambda: None
+in_pairs = cpu_capability() == "avx512_bf16"
+def parameter(data, output_dim):
+    made = torch.nn.Parameter(data, requires_grad=False)
+    made.output_dim = output_dim
+    return made
+for dtype in (torch.bfloat16, torch.float16, torch.float32):
+    for n, k, group, has_zeros in ((48, 256, 64, True), (32, 128, -1, False), (40, 384, 32, False), (8, 192, 96, True)):
+        size = k if group == -1 else group
+        kind = scalar_types.uint4 if has_zeros else scalar_types.uint4b8
+        codes = torch.randint(16, (n, k), dtype=torch.int32)
+        zeros = torch.randint(16, (n, k // size), dtype=torch.int32) if has_zeros else torch.full((n, k // size), 8)
+        scales = (torch.rand(n, k // size) / 16).half().to(dtype).half().to(dtype)
+        words = lambda x: sum(x[:, i::8] << 4 * i for i in range(8)).to(torch.int32)
+        layer = torch.nn.Module()
+        layer.q, layer.s = parameter(words(codes), 0), parameter(scales, 0)
+        if has_zeros:
+            layer.z = parameter(words(zeros.t()).t().contiguous(), 0)
+        config = MPLinearLayerConfig((k, n), (k, n), kind, dtype, group, has_zeros)
+        if not quantized.InfiniInt4LinearKernel.can_implement(config)[0]:
+            assert group == 96
+            continue
+        kernel = quantized.InfiniInt4LinearKernel(config, "q", "s", "z")
+        kernel.process_weights_after_loading(layer)
+        assert layer.q.numel() == layer.s.numel() == 0
+        panels = kernel.format.name.endswith("_panels")
+        assert panels == (in_pairs and dtype == torch.bfloat16 and n % 16 == 0), (kernel.format.name, dtype, n)
+        repeat = lambda x: x.double().repeat_interleave(size, 1)
+        weight = (codes.double() - repeat(zeros)) * repeat(scales)
+        x, bias = torch.randn(11, k).to(dtype), torch.randn(n).to(dtype)
+        y = kernel.apply_weights(layer, x, bias)
+        torch.testing.assert_close(y.double(), x.double() @ weight.t() + bias.double(), rtol=2**-6, atol=2**-4)
+        for row in range(11):
+            assert torch.equal(kernel.apply_weights(layer, x[row : row + 1], bias)[0], y[row]), (dtype, n, row)
+"""
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 @needs_vllm

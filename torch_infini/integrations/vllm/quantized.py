@@ -23,7 +23,7 @@ from vllm.scalar_type import scalar_types
 
 from ..._core.library import cpu_capability
 from ...checkpoints.weight import Target, int4_group, int4_weight, nibbles
-from ...weights import FORMATS, Integers, quantizes_x
+from ...weights import FORMATS, Integers, in_panels, quantizes_x
 from .activation import Activation
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ class InfiniInt4LinearKernel(MPLinearKernel):  # type: ignore[misc]  # vLLM is u
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> Answer:
-        """Return whether infini::linear_int4 or linear_blocks multiplies by such a weight."""
+        """Return whether infini::linear_int4, linear_blocks or linear_block_panels multiplies by such a weight."""
         k = c.partition_weight_shape[0]
         size = k if c.group_size == -1 else c.group_size
         if reason := has_tiles():
@@ -81,8 +81,9 @@ class InfiniInt4LinearKernel(MPLinearKernel):  # type: ignore[misc]  # vLLM is u
         elif self.config.weight_type == scalar_types.uint4:
             zero_points = torch.zeros_like(scales)
         weight = int4_weight(words.view(torch.uint8), scales, zero_points, Target.of(self.config.act_type, CPU, None))
-        self.format = FORMATS[weight.kind]
-        self.integers = Integers(weight.weight, weight.scales, weight.zeros)
+        integers = Integers(weight.weight, weight.scales, weight.zeros)
+        name, self.integers = in_panels(weight.kind, integers, self.config.act_type)
+        self.format = FORMATS[name]
         for name in (self.w_q_name, self.w_s_name, self.w_zp_name):
             if name is not None and getattr(layer, name, None) is not None:
                 setattr(layer, name, parameter(torch.empty(0)))
