@@ -84,7 +84,7 @@ PRIVATE = {
     ("testing.ops.fused_experts", "ops._panels"),
     *(
         (f"testing.ops.{op}", "ops._block_panels")
-        for op in ("embedding_blocks", "linear_block_panels", "pack_blocks", "unpack_blocks")
+        for op in ("embedding_blocks", "fused_experts", "linear_block_panels", "pack_blocks", "unpack_blocks")
     ),
     ("testing.ops.linear_block_panels", "ops._blocks"),
     ("testing.ops.pack_blocks", "ops._blocks"),

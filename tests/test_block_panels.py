@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ import torch
 
 import torch_infini
 from support.checkpoint_writers import write_gguf
+from support.gguf_architectures import write
 from torch_infini._core import library
 from torch_infini.models import Llama
 from torch_infini.nn import Linear
 from torch_infini.ops._block_panels import NUMBERS
 from torch_infini.ops._blocks import KINDS
 from torch_infini.testing import threads_set_to
+from torch_infini.testing.ops.fused_experts import ExpertsCall, in_blocks, reference
 from torch_infini.testing.ops.linear_block_panels import inputs
 from torch_infini.testing.ops.linear_blocks import random_weight
-from torch_infini.weights import FORMATS, Integers, in_panels, out_of_panels
+from torch_infini.weights import FORMATS, Integers, experts_in_panels, experts_out_of_panels, in_panels, out_of_panels
 
 PREFERS = library.capability == "avx512_bf16"
 
@@ -112,3 +115,87 @@ def test_patched_models_and_their_files(tmp_path: Path) -> None:
     model.float()
     assert model.get_submodule(name).plan.format == "q6_k"
     assert torch.equal(model.get_submodule(name).weight.bfloat16(), weight)
+
+
+# ---- experts ----
+
+QUICK = ("q8_0", "q4_k", "mxfp4")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.full) for kind in NUMBERS.values()]
+)
+def test_experts(kind: str) -> None:
+    """The bits of linear_block_panels for each expert, and nearer to float64 than rows, whose weights are rounded."""
+    of, op = KINDS[kind], torch.ops.infini
+    hidden, inner = of.elements * (3 if of.elements < 100 else 1), of.elements * (5 if of.elements < 100 else 2)
+    for tokens in (1, 2, 5, 33):
+        for chosen in (1, 2, 8):
+            args = in_blocks(torch.bfloat16, (kind, kind), tokens, hidden, inner, 11, chosen).args
+            x, gate_up, down, index, weights, _ = args
+            (name, first), (_, second) = (experts_in_panels(kind, w, x.dtype) for w in (gate_up, down))
+            assert name == (f"{kind}_panels" if PREFERS else kind)
+            kinds = {"gate_up_kind": of.number, "down_kind": of.number}
+            found = op.fused_experts(x, first, second, index, weights, **kinds)
+            exact = reference(ExpertsCall(x=x, gate_up=gate_up, down=down, index=index, weights=weights, **kinds))
+            error, by_rows = (y.double() - exact for y in (found, op.fused_experts(*args[:5], **kinds)))
+            assert float(error.norm() / exact.norm()) < (0.003 if PREFERS else 0.02)
+            assert float(error.norm()) <= 1.1 * float(by_rows.norm())
+            if not PREFERS:
+                continue
+            sums = torch.zeros(tokens, hidden)
+            for j in range(chosen):
+                for t, e in enumerate(index[:, j].tolist()):
+                    both = op.linear_block_panels(x[t : t + 1], first[e], of.number)
+                    h = op.swiglu(both, None)
+                    sums[t] += weights[t, j].float() * op.linear_block_panels(h, second[e], of.number)[0].float()
+            assert torch.equal(found, sums.bfloat16()), (tokens, chosen)
+            for t in range(0, tokens, 7):
+                one = (part[t : t + 1] for part in (index, weights))
+                assert torch.equal(op.fused_experts(x[t : t + 1], first, second, *one, **kinds)[0], found[t])
+
+
+def test_formats_of_experts() -> None:
+    """There and back is the same; experts whose rows fill no panels, and no experts, keep their rows."""
+    blocks = random_weight(KINDS["mxfp4"], 3 * 32, 64).unflatten(0, (3, 32))
+    format, packed = experts_in_panels("mxfp4", blocks, torch.bfloat16)
+    assert (format == "mxfp4_panels") == PREFERS
+    name, back = experts_out_of_panels(format, packed)
+    assert name == "mxfp4" and torch.equal(back, blocks)
+    for e in range(3):
+        assert torch.equal(packed[e], in_panels("mxfp4", Integers(blocks[e]), torch.bfloat16)[1].weight)
+    for some, dtype in ((blocks, torch.float32), (blocks[:, :24], torch.bfloat16)):
+        assert experts_in_panels("mxfp4", some, dtype) == ("mxfp4", some)
+    format, packed = experts_in_panels("mxfp4", blocks[:0], torch.bfloat16)
+    assert experts_out_of_panels(format, packed)[1].shape == (0, 32, 2, 17)
+
+
+@pytest.mark.parametrize("kinds", [("MXFP4", "MXFP4"), pytest.param(("Q4_K", "Q6_K"), marks=pytest.mark.full)])
+def test_experts_of_models(kinds: tuple[str, str], tmp_path: Path) -> None:
+    """In bfloat16 they are in panels, after .float() in rows with the same values; a copy computes the same bits."""
+    pytest.importorskip("gguf")
+    pytest.importorskip("transformers")
+    if library.capability == "avx512_amx":
+        pytest.skip("with tiles weights are dense")
+    of = dict(zip(("gate_up_proj", "down_proj"), kinds, strict=True))
+    sizes = {"hidden_size": 256, "intermediate_size": 256}
+    name, path = "model.layers.1.mlp.experts", tmp_path / "model.gguf"
+    write(path, "gpt-oss", lambda name: of.get(name.rpartition(".")[2], "Q8_0"), head_dim=64, **sizes)
+    model: Any = torch_infini.load(path, torch.bfloat16)
+    experts = model.get_submodule(name)
+    formats = lambda: [experts.plan.format_of(one).name for one in of]
+    rows = [kind.lower() for kind in kinds]
+    assert formats() == [f"{kind}_panels" if PREFERS else kind for kind in rows]
+    assert experts.sizes == (4, 256, 256) and not experts.is_savable
+    ids = torch.arange(3, 12)[None]
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits
+        assert torch.equal(deepcopy(model)(ids, use_cache=False).logits, logits)
+    values = {one: getattr(experts, one) for one in of}
+    model.float()
+    assert formats() == rows and experts.sizes == (4, 256, 256)
+    for one, value in values.items():
+        assert torch.equal(getattr(experts, one).bfloat16(), value)
+    with torch.no_grad():
+        wide = model(ids, use_cache=False).logits
+    assert float((logits - wide).norm() / wide.norm()) < 0.05

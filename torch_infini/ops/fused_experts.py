@@ -40,8 +40,8 @@ def fused_experts(
     and up are the first and second half of x[t] @ gate_up[e]^T + gate_up_bias[e], or its even and odd columns. Only
     the weights of chosen experts are read, each once for up to 1024 tokens. Products are linear's, or matmul's for
     weights of adjacent columns; of quantized weights those of linear_group8 and linear_table4, which quantize their
-    input, and of linear_blocks, which does not. Gate, up, h and each expert's result are rounded to the dtype of x; the
-    sum over j is taken in float32, in order, and rounded once.
+    input, and of linear_blocks and linear_block_panels, which do not. Gate, up, h and each expert's result are rounded
+    to the dtype of x; the sum over j is taken in float32, in order, and rounded once.
 
     Args:
         x: [tokens, hidden]; stride 1 in the last dimension.
@@ -64,8 +64,9 @@ def fused_experts(
         alpha: Of "swiglu_oai".
         limit: Of "swiglu_oai" and "swiglu_clamped": at least 0; infinity clamps nothing.
         gate_up_kind: A kind of block of linear_blocks, such as "mxfp4", or its number, if gate_up is in blocks:
-            [experts, 2 * inner, hidden / elements, bytes] uint8, the blocks of a row adjacent.
-        down_kind: The kind of a down [experts, hidden, inner / elements, bytes] in blocks.
+            [experts, 2 * inner, hidden / elements, bytes] uint8, the blocks of a row adjacent; or of each expert what
+            pack_blocks writes, [experts, 2 * inner / 16, hidden / elements, 16 * bytes] uint8, contiguous.
+        down_kind: The kind of a down [experts, hidden, inner / elements, bytes] in blocks, or in panels of them.
         weights_on_input: Multiply the experts' inputs by weights, rounded to the dtype of x, instead of their results,
             as Llama 4 does.
         out: [tokens, hidden], written and returned instead of a new tensor; must not share memory with the arguments.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .blocks import BlockFormat, in_panels, out_of_panels, panels_of
+from .blocks import BlockFormat, experts_in_panels, experts_out_of_panels, in_panels, out_of_panels, panels_of
 from .format import Format, Integers, TensorSpec
 from .quantize import (
     dequantize_int4,
@@ -75,6 +75,8 @@ def respelled(fields: Mapping[str, Any]) -> dict[str, Any]:
 __all__ = [
     "BLOCKS",
     "BlockFormat",
+    "experts_in_panels",
+    "experts_out_of_panels",
     "in_panels",
     "out_of_panels",
     "panels_of",

@@ -137,6 +137,22 @@ def out_of_panels(name: str, integers: Integers) -> tuple[str, Integers]:
     return format.kind.name, Integers(format.in_rows(integers, 0, PANEL * len(integers.weight)))
 
 
+def experts_in_panels(name: str, blocks: Tensor, dtype: torch.dtype) -> tuple[str, Tensor]:
+    """Return (format, weights) of experts' weights [experts, n, k / elements, bytes], as in_panels does of one."""
+    experts, n = blocks.shape[:2]
+    if n % PANEL:
+        return name, blocks
+    format, (packed, *_) = in_panels(name, Integers(blocks.flatten(0, 1)), dtype)
+    return (name, blocks) if format == name else (format, packed.unflatten(0, (experts, n // PANEL)))
+
+
+def experts_out_of_panels(name: str, weights: Tensor) -> tuple[str, Tensor]:
+    """Return (format, weights) with the rows of weights that experts_in_panels has laid out; others as they are."""
+    experts, n = weights.shape[0], PANEL * weights.shape[1]
+    format, (blocks, *_) = out_of_panels(name, Integers(weights.flatten(0, 1)))
+    return (name, weights) if format == name else (format, blocks.unflatten(0, (experts, n)))
+
+
 FORMATS = (
     *(BlockFormat(kind) for kind in KINDS.values()),
     *(BlockPanelFormat(KINDS[name]) for name in NUMBERS.values()),

@@ -4,6 +4,7 @@
 #include "fused_experts.h"
 
 #include <cstring>
+#include <limits>
 #include <new>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "gemm/library.h"
 #include "indices.h"
 #include "linear/linear.h"
+#include "linear_block_panels/linear_block_panels.h"
 #include "linear_blocks/linear_blocks.h"
 #include "linear_group8/linear_group8.h"
 #include "linear_table4/linear_table4.h"
@@ -21,6 +23,8 @@ namespace infini::fused_experts {
 KernelTable<Args> kernels{"fused_experts"};
 
 namespace {
+
+using linear_block_panels::kPanel;
 
 constexpr Checker kRule("fused_experts");
 
@@ -75,6 +79,9 @@ bool given(const TensorView &optional) {
 
 // The rows of an expert's weight.
 int64_t rows_of(const Weights &weights) {
+    if (weights.panel_kind != nullptr) {
+        return weights.data.size(1) * kPanel;
+    }
     return (given(weights.scales) ? weights.scales : weights.data).size(1);
 }
 
@@ -84,11 +91,12 @@ int64_t inner_of(const Args &args) {
 }
 
 // How weights are stored: dense by rows or by columns, or quantized.
-enum class Form { kRows, kColumns, kPanels, kBlocks };
+enum class Form { kRows, kColumns, kPanels, kBlocks, kBlockPanels };
 
 Form form_of(const Weights &weights) {
     const TensorView &data = weights.data;
     return given(weights.scales)                        ? Form::kPanels
+           : weights.panel_kind != nullptr              ? Form::kBlockPanels
            : weights.kind != nullptr                    ? Form::kBlocks
            : data.size(-1) <= 1 || data.stride(-1) == 1 ? Form::kRows
                                                         : Form::kColumns;
@@ -155,6 +163,8 @@ void multiply(const ExecutionContext &context, const TensorView &x, const Weight
     }
     case Form::kBlocks:
         return linear_blocks::run(context, {y, x, data, bias, weights.kind, workspace});
+    case Form::kBlockPanels:
+        return linear_block_panels::run(context, {y, x, data, bias, weights.kind, weights.panel_kind, workspace});
     }
 }
 
@@ -163,15 +173,16 @@ int64_t workspace_size(const ExecutionContext &context, const Args &args, int64_
     const infiniDtype_t dtype = args.x.dtype;
     const int64_t hidden = args.x.size(1), inner = inner_of(args);
     const auto size = [&](const Weights &weights, int64_t n, int64_t k) -> size_t {
-        if (form_of(weights) != Form::kBlocks) {
+        const TensorView y = matrix(nullptr, dtype, rows, n, n), x = matrix(nullptr, dtype, rows, k, k);
+        switch (form_of(weights)) {
+        case Form::kBlocks:
+            return linear_blocks::workspace_size(context, {y, x, select(weights.data, 0), {}, weights.kind});
+        case Form::kBlockPanels:
+            return linear_block_panels::workspace_size(
+                context, {y, x, select(weights.data, 0), {}, weights.kind, weights.panel_kind});
+        default:
             return 0;
         }
-        linear_blocks::Args product;
-        product.y = matrix(nullptr, dtype, rows, n, n);
-        product.x = matrix(nullptr, dtype, rows, k, k);
-        product.weight = select(weights.data, 0);
-        product.kind = weights.kind;
-        return linear_blocks::workspace_size(context, product);
     };
     const size_t first = size(args.gate_up, rows_of(args.gate_up), hidden), second = size(args.down, hidden, inner);
     return static_cast<int64_t>(first > second ? first : second);
@@ -294,7 +305,8 @@ void check_weights(const Names &names, const Weights &weights, const TensorView 
     if (form == Form::kPanels && weights.kind != nullptr) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, names.scales, "be None for weights in blocks", "a tensor");
     }
-    if (form != Form::kPanels && form != Form::kBlocks && data.dtype == INFINI_DTYPE_U8) {
+    const bool quantized = form != Form::kRows && form != Form::kColumns;
+    if (!quantized && data.dtype == INFINI_DTYPE_U8) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, names.data, names.quantized_by, "neither");
     }
     if (form == Form::kPanels) {
@@ -304,12 +316,15 @@ void check_weights(const Names &names, const Weights &weights, const TensorView 
         kRule.dtype(names.scales, scales, {INFINI_DTYPE_F32});
         kRule.dense_last(names.scales, scales);
     } else {
-        kRule.rank(names.data, data, form == Form::kBlocks ? 4 : 3);
+        kRule.rank(names.data, data, quantized ? 4 : 3);
+        if (form == Form::kBlockPanels && data.size(1) > std::numeric_limits<int64_t>::max() / kPanel) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, names.data, "have rows that 64 bits can count", shape_of(data));
+        }
     }
     if (is_first) {
         const TensorView &rows = form == Form::kPanels ? weights.scales : data;
         experts = data.size(0);
-        n = rows.size(1);
+        n = rows_of(weights);
         if (gated && n % 2 != 0) {
             kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, form == Form::kPanels ? names.scales : names.data,
                        "have an even second dimension, gate and up", shape_of(rows));
@@ -330,7 +345,7 @@ void check_weights(const Names &names, const Weights &weights, const TensorView 
         kRule.shape(names.data, data, {experts, up(n, panels::kPanel), up(k, panels::kBlock), bytes},
                     "to match gate_up_scales and x");
         kRule.contiguous(names.data, data);
-    } else if (form == Form::kBlocks) {
+    } else if (quantized) {
         const linear_blocks::Kind &kind = *weights.kind;
         kRule.dtype(names.data, data, {INFINI_DTYPE_U8});
         if (k % kind.elements != 0) {
@@ -339,11 +354,20 @@ void check_weights(const Names &names, const Weights &weights, const TensorView 
                 message("have rows of a multiple of ", kind.elements, " elements, for they are blocks of ", kind.name),
                 std::to_string(k));
         }
-        kRule.shape(names.data, data, {experts, n, k / kind.elements, kind.bytes}, why);
-        if (data.numel() > 0 && (data.stride(3) != 1 || (data.size(2) > 1 && data.stride(2) != kind.bytes))) {
-            kRule.fail(INFINI_STATUS_BAD_TENSOR_STRIDES, names.data,
-                       "have the blocks of a row adjacent (call .contiguous() on it)",
-                       message("strides ", strides_of(data)));
+        if (form == Form::kBlockPanels) {
+            if (n % kPanel != 0) {
+                kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, names.data,
+                           message("have a multiple of ", kPanel, " rows, for they are in panels"), std::to_string(n));
+            }
+            kRule.shape(names.data, data, {experts, n / kPanel, k / kind.elements, kPanel * kind.bytes}, why);
+            kRule.contiguous(names.data, data);
+        } else {
+            kRule.shape(names.data, data, {experts, n, k / kind.elements, kind.bytes}, why);
+            if (data.numel() > 0 && (data.stride(3) != 1 || (data.size(2) > 1 && data.stride(2) != kind.bytes))) {
+                kRule.fail(INFINI_STATUS_BAD_TENSOR_STRIDES, names.data,
+                           "have the blocks of a row adjacent (call .contiguous() on it)",
+                           message("strides ", strides_of(data)));
+            }
         }
     } else {
         kRule.same_dtype(names.data, data, "x", x);

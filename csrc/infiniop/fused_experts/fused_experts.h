@@ -2,14 +2,15 @@
 //     y[t] = sum over j of weights[t, j] * (act(x[t] @ gate[e]^T, x[t] @ up[e]^T) @ down[e]^T),
 // where gate_up[e] is gate[e] above up[e], or their rows alternate; each product plus its bias, if there is one. A step
 // reads the experts that were chosen, each once.
-// Products are those of linear, of gemm for weights of adjacent columns, or of linear_group8, linear_table4 and
-// linear_blocks for quantized weights, with their bits for a row; gate, up, their gated product and each expert's result
+// Products are those of linear, of gemm for weights of adjacent columns, or of linear_group8, linear_table4,
+// linear_blocks and linear_block_panels for quantized weights, with their bits for a row; gate, up, their gated product and each expert's result
 // are rounded to the dtype of x, and the sum over j is taken in float, in order, and rounded once. Or weights multiply the
 // inputs of the experts instead: x[t] * weights[t, j], rounded.
 #pragma once
 
 #include "cpu_capability.h"
 #include "kernel_table.h"
+#include "linear_block_panels/panel_kinds.h"
 #include "linear_blocks/kinds.h"
 #include "tensor_view.h"
 
@@ -33,11 +34,14 @@ constexpr bool has_gate(int64_t activation) {
 //   dense:     data [experts, n, k] in the dtype of x; stride 1 in one of the last two dimensions, any other strides
 //   in panels: data [experts, panels, blocks, bytes] uint8, contiguous (panel_weights.h), with scales
 //   in blocks: data [experts, n, k / elements, bytes] uint8, the blocks of a row adjacent (linear_blocks.h), with kind
+//   in panels of blocks: data [experts, n / 16, k / elements, 16 * bytes] uint8, contiguous (linear_block_panels.h), with
+//              kind and panel_kind
 struct Weights {
     TensorView data;
     TensorView scales; // [experts, n] float32; dtype == INFINI_DTYPE_INVALID: not in panels
     TensorView bias;   // [experts, n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
     const linear_blocks::Kind *kind = nullptr;
+    const linear_block_panels::PanelKind *panel_kind = nullptr;
 };
 
 struct Args {

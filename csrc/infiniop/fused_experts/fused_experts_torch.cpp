@@ -25,17 +25,33 @@ const linear_blocks::Kind *kind_of(const char *name, int64_t number) {
 
 using Optional = std::optional<Tensor>;
 
+// The names of the arguments that describe the weights of one product.
+struct Names {
+    const char *data, *scales, *bias, *kind;
+};
+
+Weights weights_of(const ExecutionContext &context, const Names &names, const Tensor &data, const Optional &scales,
+                   const Optional &bias, int64_t kind) {
+    Weights weights{view(context, kRule, names.data, data), optional_view(context, kRule, names.scales, scales),
+                    optional_view(context, kRule, names.bias, bias), kind_of(names.kind, kind)};
+    const TensorView &in_blocks = weights.data;
+    if (weights.kind != nullptr && in_blocks.ndim > 0 &&
+        in_blocks.size(-1) == linear_block_panels::kPanel * weights.kind->bytes) {
+        weights.panel_kind = linear_block_panels::find_panel_kind(kind); // nullptr: the shape will be refused
+    }
+    return weights;
+}
+
 Args inputs(const ExecutionContext &context, const Tensor &x, const Tensor &gate_up, const Tensor &down,
             const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
             const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias, bool interleaved,
             double alpha, double limit, int64_t gate_up_kind, int64_t down_kind, bool weights_on_input) {
     Args args;
     args.x = view(context, kRule, "x", x);
-    args.gate_up = {view(context, kRule, "gate_up", gate_up),
-                    optional_view(context, kRule, "gate_up_scales", gate_up_scales),
-                    optional_view(context, kRule, "gate_up_bias", gate_up_bias), kind_of("gate_up_kind", gate_up_kind)};
-    args.down = {view(context, kRule, "down", down), optional_view(context, kRule, "down_scales", down_scales),
-                 optional_view(context, kRule, "down_bias", down_bias), kind_of("down_kind", down_kind)};
+    args.gate_up = weights_of(context, {"gate_up", "gate_up_scales", "gate_up_bias", "gate_up_kind"}, gate_up,
+                              gate_up_scales, gate_up_bias, gate_up_kind);
+    args.down =
+        weights_of(context, {"down", "down_scales", "down_bias", "down_kind"}, down, down_scales, down_bias, down_kind);
     args.index = view(context, kRule, "index", index);
     args.weights = view(context, kRule, "weights", weights);
     args.activation = activation;

@@ -41,7 +41,7 @@ from ...checkpoints import (
     is_derived,
     open_checkpoint,
 )
-from ...weights import FORMATS, Integers
+from ...weights import FORMATS, Integers, experts_in_panels
 from ..apply import apply
 from ..checks.verify import Verifier
 from ..decoder import find_decoder
@@ -302,12 +302,14 @@ def fill_experts(model: PreTrainedModel, checkpoint: Checkpoint, quantized: list
             with suppress(Unsupported):
                 plan = verifier.checked(module, Experts, plans_of(module))
         if plan is not None:
-            buffers = {}
+            buffers, formats = {}, {}
             for last, name in names.items():
-                buffers[quantized_experts.integers_name(last)] = checkpoint.blocks(name)
+                kind, blocks = checkpoint.experts[name].format.kind, checkpoint.blocks(name)
+                formats[last], blocks = experts_in_panels(kind, blocks, dtype)
+                buffers[quantized_experts.integers_name(last)] = blocks
                 yield
-            kinds = [checkpoint.experts[names[last]].format.kind for last in weights_of(module)]
-            storage = quantized_experts.QuantizedExpertsPlan(kinds[0], 0, dtype, plan, kinds[1])
+            first, down = weights_of(module)
+            storage = quantized_experts.QuantizedExpertsPlan(formats[first], 0, dtype, plan, formats[down])
             quantized_experts.install(module, storage, buffers)
             quantized.append(module_name)
             continue

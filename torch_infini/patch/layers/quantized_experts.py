@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...weights import FORMATS, BlockFormat, Format, Integers, best
+from ...weights import FORMATS, BlockFormat, Format, Integers, best, experts_out_of_panels
 from ..checks.conditions import dense_last
 from ..swap import PLAN, Unsupported, restore, swap
 from .experts import Experts, ExpertsPlan, biases_of, fused_experts, sizes, weights_of
@@ -100,7 +100,7 @@ class QuantizedExperts(Quantized, Experts):
         plan: QuantizedExpertsPlan = vars(self)[PLAN]
         integers = Integers(self._buffers[integers_name(name)], self._buffers.get(scales_name(name)))
         experts, hidden, inner = self.sizes
-        n, k = self.rows_of(name).shape[1], inner if name == "down_proj" else hidden
+        n, k = self.rows_of(name), inner if name == "down_proj" else hidden
         weights = torch.empty(experts, n, k, dtype=plan.dtype, device=integers.weight.device)
         for e in range(experts):
             weights[e] = plan.format_of(name).dequantize(nth(integers, e), 0, n, k, plan.dtype)
@@ -109,13 +109,17 @@ class QuantizedExperts(Quantized, Experts):
     @property
     def sizes(self) -> tuple[int, int, int]:
         """The numbers of experts, of columns of x, and of columns inside."""
-        first, down = (self.rows_of(name) for name in weights_of(self))
-        return down.shape[0], down.shape[1], first.shape[1] // (2 if self.experts_plan.has_gate else 1)
+        first, down = weights_of(self)
+        inner = self.rows_of(first) // (2 if self.experts_plan.has_gate else 1)
+        return len(self._buffers[integers_name(down)]), self.rows_of(down), inner
 
-    def rows_of(self, name: str) -> Tensor:
-        """Return a tensor whose first dimensions are the experts and the rows: scales, or blocks, which hold theirs."""
-        rows: Tensor | None = self._buffers.get(scales_name(name))
-        return self._buffers[integers_name(name)] if rows is None else rows
+    def rows_of(self, name: str) -> int:
+        """Return the rows of an expert's weight: scales have them, and blocks, or their panels."""
+        scales = self._buffers.get(scales_name(name))
+        if scales is not None:
+            return scales.shape[1]
+        plan: QuantizedExpertsPlan = vars(self)[PLAN]
+        return self._buffers[integers_name(name)].shape[1] * plan.format_of(name).panel
 
     @property
     def weight_count(self) -> int:
@@ -125,6 +129,22 @@ class QuantizedExperts(Quantized, Experts):
     @property
     def is_savable(self) -> bool:
         return scales_name("down_proj") in self._buffers  # blocks stay in the checkpoint that has them
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        plan: QuantizedExpertsPlan = vars(self)[PLAN]
+        if fn(torch.empty(0, dtype=plan.dtype)).dtype != plan.dtype:
+            self.out_of_panels()
+        return super()._apply(fn, recurse)
+
+    def out_of_panels(self) -> None:
+        """Store blocks in rows, which serve every dtype alike."""
+        plan: QuantizedExpertsPlan = vars(self)[PLAN]
+        formats = []
+        for name in weights_of(self):
+            weights = self._buffers[integers_name(name)]
+            format, self._buffers[integers_name(name)] = experts_out_of_panels(plan.format_of(name).name, weights)
+            formats.append(format)
+        vars(self)[PLAN] = plan._replace(format=formats[0], down=plan.down and formats[1])
 
     def forward_of_original(self, *args: Any, **kwargs: Any) -> Tensor:
         # It may take an expert at a time from the weights: they are dequantized once.

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops._block_panels import PANEL as PANEL_OF_BLOCKS
+from ...ops._block_panels import blocks_of
 from ...ops._blocks import KINDS
 from ...ops._panels import GROUP8, PANEL, TABLE4, Panels
 from ...ops.fused_experts import ACTIVATIONS, SPEC
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._of_arguments import of_arguments
 from .linear import inputs as linear_inputs
+from .linear_block_panels import in_panels
 from .linear_blocks import BY_NUMBER, random_weight
 from .linear_blocks import INFO as LINEAR_BLOCKS
 from .linear_group8 import INFO as LINEAR_GROUP8
@@ -26,12 +29,17 @@ ACTIVATION_NAMES = list(ACTIVATIONS)
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of one product, of all experts: dense, in panels, or in blocks."""
+    """The weights of one product, of all experts: dense, in panels, in blocks, or in panels of blocks."""
 
     data: Tensor
     scales: Tensor | None
     bias: Tensor | None
     kind: int
+
+    def blocks(self, e: int) -> Tensor:
+        """Return the weight of expert e in rows of blocks."""
+        is_packed = self.data.shape[-1] == PANEL_OF_BLOCKS * BY_NUMBER[self.kind].bytes
+        return blocks_of(self.data[e], self.kind) if is_packed else self.data[e]
 
     def product(self, x: Tensor, e: int) -> Tensor:
         """Return x @ weight^T + bias of expert e, rounded to the dtype of x, as float64."""
@@ -40,7 +48,7 @@ class Weights:
             info = LINEAR_GROUP8 if self.data.shape[-1] == GROUP8.block_bytes else LINEAR_TABLE4
             y: Tensor = info.reference(x, self.data[e], self.scales[e], bias).double()
         elif self.kind >= 0:
-            y = LINEAR_BLOCKS.reference(x, self.data[e], self.kind, bias)
+            y = LINEAR_BLOCKS.reference(x, self.blocks(e), self.kind, bias)
         else:
             y = x.double() @ self.data[e].double().t() + (0 if bias is None else bias.double())
         return y.to(x.dtype).double()
@@ -56,7 +64,7 @@ class Weights:
         if self.scales is not None:
             panels = GROUP8 if self.data.shape[-1] == GROUP8.block_bytes else TABLE4
             return panels.dequantize(self.data[e], self.scales[e], columns, dtype)
-        return BY_NUMBER[self.kind].dequantize(self.data[e]).to(dtype) if self.kind >= 0 else self.data[e]
+        return BY_NUMBER[self.kind].dequantize(self.blocks(e)).to(dtype) if self.kind >= 0 else self.data[e]
 
     @property
     def nbytes_of_one(self) -> int:
@@ -118,6 +126,8 @@ class ExpertsCall:
     def inner(self) -> int:
         """Columns of an expert's hidden values."""
         rows = (self.gate_up if self.gate_up_scales is None else self.gate_up_scales).shape[1]
+        if self.gate_up_kind >= 0 and self.gate_up.shape[-1] != BY_NUMBER[self.gate_up_kind].bytes:
+            rows *= PANEL_OF_BLOCKS
         return rows // 2 if self.has_gate else rows
 
     @property
@@ -214,6 +224,26 @@ def in_blocks(dtype: torch.dtype, kinds: tuple[str, str], *sizes: int) -> Sample
     return Sample(f"{kinds[0]} and {kinds[1]}, {sizes[0]} tokens", args, named, contiguous=("gate_up", "down"))
 
 
+def experts_in_panels(weight: Tensor, kind: int) -> Tensor:
+    """Return the weights of experts in blocks, of a multiple of 16 rows each, in panels."""
+    experts, n = weight.shape[:2]
+    return in_panels(weight.flatten(0, 1), kind).unflatten(0, (experts, n // PANEL_OF_BLOCKS))
+
+
+def in_block_panels(dtype: torch.dtype, kinds: tuple[str, str], *sizes: int, rows: tuple[str, ...] = ()) -> Sample:
+    """Return the sample of in_blocks with weights in panels, but those that `rows` names."""
+    sample = in_blocks(dtype, kinds, *sizes)
+    x, gate_up, down, *rest = sample.args
+    if "gate_up" not in rows:
+        gate_up = experts_in_panels(gate_up, KINDS[kinds[0]].number)
+    if "down" not in rows:
+        down = experts_in_panels(down, KINDS[kinds[1]].number)
+    _, hidden, inner, _, k = sizes
+    shape = f"{hidden} columns, {inner} inside, {k} chosen"
+    name = f"panels of {sample.name}, {shape}{''.join(f', {one} in rows' for one in rows)}"
+    return Sample(name, (x, gate_up, down, *rest), sample.kwargs, contiguous=("gate_up", "down"))
+
+
 def of_columns(dtype: torch.dtype, tokens: int, hidden: int, inner: int, experts: int, k: int) -> tuple[Tensor, ...]:
     """Return the arguments of inputs with weights of adjacent columns: transposed views."""
     x, gate_up, down, index, weights = inputs(dtype, tokens, hidden, inner, experts, k)
@@ -275,19 +305,30 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     if dtype != torch.bfloat16:  # for which linear_blocks may round elements, that of MXFP4 to themselves
         yield in_blocks(dtype, ("q8_0", "iq4_nl"), 5, 96, 64, 3, 2)
 
-    def in_panels(name: str, gate_up: Panels, down: Panels, *sizes: int, activation: int = 0) -> Sample:
+    for tokens in (0, 1, 5, 33):
+        yield in_block_panels(dtype, ("mxfp4", "mxfp4"), tokens, 96, 64, 3, 2)
+    yield in_block_panels(dtype, ("mxfp4", "mxfp4"), 3, 64, 0, 3, 2)
+    yield in_block_panels(dtype, ("mxfp4", "mxfp4"), 3, 32, 32, 3, 0)
+    yield in_block_panels(dtype, ("mxfp4", "mxfp4"), 5, 64, 32, 8, 8, rows=("gate_up",))
+    yield in_block_panels(dtype, ("mxfp4", "mxfp4"), 5, 64, 32, 8, 1, rows=("down",))
+    if dtype != torch.bfloat16:
+        yield in_block_panels(dtype, ("q6_k", "int4_64"), 5, 256, 64, 3, 2)
+
+    def quantized_in_panels(name: str, gate_up: Panels, down: Panels, *sizes: int, activation: int = 0) -> Sample:
         args = quantized(gate_up, down, dtype, *sizes, activation=activation)
         return Sample(name, args, contiguous=("gate_up", "down"))
 
     for name, panels in (("group8", GROUP8), ("table4", TABLE4)):
         for tokens in (1, 3, 40):
-            yield in_panels(f"{name}, {tokens} tokens", panels, panels, tokens, 96, 48, 8, 2)
+            yield quantized_in_panels(f"{name}, {tokens} tokens", panels, panels, tokens, 96, 48, 8, 2)
         for hidden, inner in ((1, 1), (7, 31), (65, 33), (769, 130)):
-            yield in_panels(f"{name}, {hidden} columns, {inner} inside", panels, panels, 5, hidden, inner, 4, 3)
-        yield in_panels(f"{name}, no tokens", panels, panels, 0, 32, 16, 4, 2)
-        yield in_panels(f"{name}, nothing inside", panels, panels, 3, 32, 0, 4, 2)
-        yield in_panels(f"{name}, geglu", panels, panels, 6, 64, 32, 4, 2, activation=1)
-    yield in_panels("gate and up in 4 bits, down in 8", TABLE4, GROUP8, 5, 96, 48, 4, 2)
+            yield quantized_in_panels(
+                f"{name}, {hidden} columns, {inner} inside", panels, panels, 5, hidden, inner, 4, 3
+            )
+        yield quantized_in_panels(f"{name}, no tokens", panels, panels, 0, 32, 16, 4, 2)
+        yield quantized_in_panels(f"{name}, nothing inside", panels, panels, 3, 32, 0, 4, 2)
+        yield quantized_in_panels(f"{name}, geglu", panels, panels, 6, 64, 32, 4, 2, activation=1)
+    yield quantized_in_panels("gate and up in 4 bits, down in 8", TABLE4, GROUP8, 5, 96, 48, 4, 2)
     for name, panels in (("group8", GROUP8), ("table4", TABLE4)):
         args = quantized(panels, panels, dtype, 5, 96, 41, 4, 2, activation=ACTIVATIONS["swiglu_oai"])
         named = biases(dtype, 4, 41, 96) | {"interleaved": True, "limit": 1.0}
@@ -493,6 +534,44 @@ def errors() -> Iterator[ErrorCase]:
         (wide, blocks, *rest[1:], 0, torch.ones(4, 16)),
         op + "gate_up_scales must be None for weights in blocks, got a tensor",
         mxfp4,
+    )
+    panels = torch.zeros(4, 1, 1, 16 * 17, dtype=torch.uint8)
+    yield ErrorCase(
+        "panels of other columns",
+        (torch.zeros(2, 64), panels, *rest[1:]),
+        op + "gate_up must have shape [4, 1, 2, 272] to match the last dimension of x, got [4, 1, 1, 272]",
+        mxfp4,
+    )
+    yield ErrorCase(
+        "columns in panels of blocks",
+        (x, panels, *rest[1:]),
+        op + "gate_up must have rows of a multiple of 32 elements, for they are blocks of mxfp4, got 16",
+        mxfp4,
+    )
+    yield ErrorCase(
+        "panels of blocks apart",
+        (wide, panels.repeat(1, 2, 1, 1)[:, :1], *rest[1:]),
+        op + "gate_up must be contiguous, got strides [544, 272, 272, 1]",
+        mxfp4,
+    )
+    yield ErrorCase(
+        "panels of blocks with scales",
+        (wide, panels, *rest[1:], 0, torch.ones(4, 16)),
+        op + "gate_up_scales must be None for weights in blocks, got a tensor",
+        mxfp4,
+    )
+    yield ErrorCase(
+        "panels that are not full",
+        (torch.zeros(2, 24), torch.zeros(4, 64, 24), panels.repeat(1, 2, 1, 1), *rest[2:]),
+        op + "down must have a multiple of 16 rows, for they are in panels, got 24",
+        {"down_kind": KINDS["mxfp4"].number},
+    )
+    fp8 = KINDS["fp8"]
+    yield ErrorCase(
+        "a kind without panels",
+        (torch.zeros(2, fp8.elements), torch.zeros(4, 1, 1, 16 * fp8.bytes, dtype=torch.uint8), *rest[1:]),
+        op + "gate_up must have an even second dimension, gate and up, got [4, 1, 1, 2112]",
+        {"gate_up_kind": fp8.number},
     )
     yield ErrorCase(
         "kind",
