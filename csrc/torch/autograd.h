@@ -43,7 +43,7 @@ Tensor without_backward(const char *op, const Tensor &y, const Tensor &x);
 // Calls of functions with such arguments. Those of type Tensor are written, those of type const Tensor & are read.
 template <typename Result, typename... Arguments> struct AutogradChecked {
     // run(arguments...) for the op registered as `name`
-    template <typename Run> static Result call(const char *name, const Run &run, Arguments... arguments) {
+    template <typename Run> static Result call(const char *name, const Run &run, Arguments &&...arguments) {
         int index = 0;
         bool followed = false;
         (check(name, ++index, followed, arguments), ...);
@@ -51,7 +51,7 @@ template <typename Result, typename... Arguments> struct AutogradChecked {
             (count<Arguments>(arguments), ...);
             return run(static_cast<Arguments &&>(arguments)...);
         } else {
-            Result result = run(arguments...);
+            Result result = run(Arguments(arguments)...);
             if (followed) {
                 (attach(name, result, arguments), ...);
             }

@@ -56,7 +56,7 @@ ExecutionContext cpu_context();
 template <typename Result, typename... Arguments> struct OnCpu {
     using Function = Result (*)(const ExecutionContext &, Arguments...);
 
-    static Result call(Function function, const char *name, Arguments... arguments) {
+    static Result call(Function function, const char *name, Arguments &&...arguments) {
         if constexpr (returns_last(kLast)) {
             if (checks_only) {
                 check_rules([&](const ExecutionContext &context) { function(context, arguments...); });

@@ -85,7 +85,7 @@ template <typename Result, typename... Arguments> struct Calls<Result (*)(const 
     static Result call(Arguments... arguments) {
         const RegisteredCall called = current_call; // a copy, since the function may call ops
         const auto function = reinterpret_cast<Result (*)(const ExecutionContext &, Arguments...)>(called.function);
-        const auto run = [&](Arguments... checked) {
+        const auto run = [&](Arguments &&...checked) {
             if (called.on_cuda) {
                 const CudaCall on_cuda(checked...);
                 return function(on_cuda.context(), checked...);
