@@ -33,7 +33,7 @@ DTYPES = (
 ops = torch.ops.infini
 
 
-@pytest.fixture(scope="module", params=["shm", "gloo"])
+@pytest.fixture(scope="module", params=["shm", pytest.param("gloo", marks=pytest.mark.full)])
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with Ranks(SIZE, environment={"INFINI_CCL": request.param}) as made:
         yield made

@@ -82,6 +82,7 @@ def test_kernels_are_compiled_without_torch_and_once(checkout: Path) -> None:
     assert failed.stdout.splitlines()[-1] == "torch_infini: the build failed; the compiler's messages are above."
 
 
+@pytest.mark.full
 def test_kernels_are_compiled_where_there_is_no_torch(checkout: Path) -> None:
     """Without fetching one: the set-up does that meanwhile."""
     venv.create(checkout / "venv", with_pip=False)

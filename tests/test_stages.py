@@ -56,6 +56,7 @@ def table(done: subprocess.CompletedProcess[str]) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.full
 def test_a_planted_failure_stops_nothing(tree: Path) -> None:
     done = run(tree, "every", "device", passes=False)
     assert table(done) == {"every": ["2", "1", "1", "1"], "device": ["1", "0", "0", "0"]}, done.stdout
