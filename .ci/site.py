@@ -22,7 +22,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "build" / "site-source"
-ASSETS = {".csv", ".png", ".svg", ".h", ".hpp", ".c", ".yaml", ".service", ""}  # kinds of files that pages may link
+ASSETS = {
+    ".csv",
+    ".png",
+    ".svg",
+    ".h",
+    ".hpp",
+    ".c",
+    ".yaml",
+    ".service",
+    ".ipynb",
+    "",
+}  # kinds of files that pages may link
 
 # Who reads, and their pages in the order in which they need them. Every page stands in one place.
 READERS = {
