@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,25 @@ def test_experts(kind: str) -> None:
             for t in range(0, tokens, 7):
                 one = (part[t : t + 1] for part in (index, weights))
                 assert torch.equal(op.fused_experts(x[t : t + 1], first, second, *one, **kinds)[0], found[t])
+
+
+def test_experts_with_many_and_few_rows() -> None:
+    """Experts are computed together, or alone if they have many rows: a token's bits are the same."""
+    number, generator = KINDS["q8_0"].number, torch.Generator().manual_seed(0)
+    x, gate_up, down, _, _, _ = in_blocks(torch.bfloat16, ("q8_0", "q8_0"), 300, 64, 32, 40, 2).args
+    first, second = (experts_in_panels("q8_0", w, x.dtype)[1] for w in (gate_up, down))
+    kinds = {"gate_up_kind": number, "down_kind": number}
+    weights = torch.rand(300, 2, generator=generator)
+    for favourite in (0, 17, 39):  # it has all 300 tokens, more than share a pass over a weight
+        index = torch.stack((torch.full((300,), favourite), torch.randint(40, (300,), generator=generator)), 1)
+        for on_input in (False, True):
+            op = partial(torch.ops.infini.fused_experts, weights_on_input=on_input, **kinds)
+            together = op(x, first, second, index, weights)
+            with threads_set_to(2):
+                assert torch.equal(op(x, first, second, index, weights), together)
+            for t in range(0, 300, 13):
+                one = slice(t, t + 1)
+                assert torch.equal(op(x[one], first, second, index[one], weights[one])[0], together[t])
 
 
 def test_formats_of_experts() -> None:

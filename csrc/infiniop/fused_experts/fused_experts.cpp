@@ -168,6 +168,35 @@ void multiply(const ExecutionContext &context, const TensorView &x, const Weight
     }
 }
 
+// Consecutive experts whose rows are computed together: expert e has rows begin[e] to begin[e + 1] of the pairs.
+struct Batch {
+    int64_t first, end;
+    const int64_t *begin;
+    int64_t from() const { return begin[first]; }
+    int64_t rows() const { return begin[end] - begin[first]; }
+};
+
+// Computes the products of a batch: of one expert, or of several ones in panels of blocks.
+void multiply(const ExecutionContext &context, const TensorView &x, const Weights &weights, const Batch &batch,
+              const TensorView &y, void *workspace) {
+    if (batch.end - batch.first == 1) {
+        return multiply(context, x, weights, batch.first, y, workspace);
+    }
+    std::vector<linear_block_panels::Args> products;
+    for (int64_t e = batch.first; e < batch.end; ++e) {
+        const int64_t row = batch.begin[e] - batch.from(), rows = batch.begin[e + 1] - batch.begin[e];
+        if (rows > 0) {
+            const auto own = [&](const TensorView &all) {
+                return matrix(element(all, row * all.strides[0]), all.dtype, rows, all.shape[1], all.strides[0]);
+            };
+            products.push_back({own(y), own(x), select(weights.data, e),
+                                given(weights.bias) ? select(weights.bias, e) : TensorView{}, weights.kind,
+                                weights.panel_kind, workspace});
+        }
+    }
+    linear_block_panels::run_together(context, {products.data(), static_cast<int64_t>(products.size())});
+}
+
 // The bytes that multiply needs for so many rows of x.
 int64_t workspace_size(const ExecutionContext &context, const Args &args, int64_t rows) {
     const infiniDtype_t dtype = args.x.dtype;
@@ -207,6 +236,20 @@ void check_indices(const Args &args) {
     }
 }
 
+// The experts from `first` on that are computed together: several if both weights are in panels of blocks, and if they
+// have few rows.
+Batch batch_from(const Args &args, const std::vector<int64_t> &begin, int64_t first) {
+    Batch batch{first, first + 1, begin.data()};
+    if (form_of(args.gate_up) == Form::kBlockPanels && form_of(args.down) == Form::kBlockPanels) {
+        const int64_t experts = args.gate_up.data.size(0);
+        while (batch.end < experts &&
+               begin[static_cast<size_t>(batch.end) + 1] - batch.from() <= linear_block_panels::kTogether) {
+            ++batch.end;
+        }
+    }
+    return batch;
+}
+
 // Tokens [first, first + tokens).
 void compute(const ExecutionContext &context, const Args &args, int64_t first, int64_t tokens) {
     const Indices index(args.index);
@@ -222,10 +265,14 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
     for (int64_t pair = 0; pair < pairs; ++pair) {
         ++begin[static_cast<size_t>(expert_of(pair)) + 1];
     }
-    int64_t most = 0;
     for (size_t e = 0; e < static_cast<size_t>(experts); ++e) {
-        most = begin[e + 1] > most ? begin[e + 1] : most;
         begin[e + 1] += begin[e];
+    }
+    std::vector<Batch> batches;
+    int64_t most = 0; // rows of a batch
+    for (int64_t e = 0; e < experts; e = batches.back().end) {
+        batches.push_back(batch_from(args, begin, e));
+        most = batches.back().rows() > most ? batches.back().rows() : most;
     }
     std::vector<int64_t> next(begin);
     for (int64_t pair = 0; pair < pairs; ++pair) {
@@ -241,8 +288,8 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
     char *const results = memory.get(), *const gathered = results + pairs * hidden * size;
     char *const both = gathered + most * hidden * size, *const gated = both + most * n * size;
     char *const workspace = memory.get() + elements;
-    for (int64_t e = 0; e < experts; ++e) {
-        const int64_t from = begin[static_cast<size_t>(e)], rows = begin[static_cast<size_t>(e) + 1] - from;
+    for (const Batch &batch : batches) {
+        const int64_t from = batch.from(), rows = batch.rows();
         if (rows == 0) {
             continue;
         }
@@ -261,10 +308,10 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
         }
         const TensorView gate_up = matrix(both, dtype, rows, n, n);
         const TensorView h = matrix(gated, dtype, rows, inner, inner);
-        multiply(context, x, args.gate_up, e, gate_up, workspace);
+        multiply(context, x, args.gate_up, batch, gate_up, workspace);
         gate_kernel(context, {h, gate_up, static_cast<Activation>(args.activation), args.interleaved,
                               static_cast<float>(args.alpha), static_cast<float>(args.limit)});
-        multiply(context, h, args.down, e, matrix(results + from * hidden * size, dtype, rows, hidden, hidden),
+        multiply(context, h, args.down, batch, matrix(results + from * hidden * size, dtype, rows, hidden, hidden),
                  workspace);
     }
     SumArgs sum{args.y, args.weights, !args.weights_on_input, results, row.data()};

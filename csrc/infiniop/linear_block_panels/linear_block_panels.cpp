@@ -84,7 +84,7 @@ size_t cpu_workspace(const ExecutionContext &context, const Args &args) {
 }
 
 void run_on_cpu(const ExecutionContext &context, const Args &args) {
-    multiplies_in_pairs(args) ? multiply_kernel(context, args) : run_in_slices(context, args);
+    multiplies_in_pairs(args) ? multiply_kernel(context, {&args, 1}) : run_in_slices(context, args);
 }
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu, cpu_workspace};
@@ -161,6 +161,15 @@ size_t workspace_size(const ExecutionContext &context, const Args &args) {
 void run(const ExecutionContext &context, const Args &args) {
     if (args.y.numel() > 0) {
         kernels.run(context, args);
+    }
+}
+
+void run_together(const ExecutionContext &context, const Products &products) {
+    if (products.count > 1 && multiplies_in_pairs(products.args[0]) && products.args[0].y.size(-1) > 0) {
+        return multiply_kernel(context, products);
+    }
+    for (int64_t i = 0; i < products.count; ++i) {
+        run(context, products.args[i]);
     }
 }
 

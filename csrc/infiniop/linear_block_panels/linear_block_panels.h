@@ -40,11 +40,22 @@ size_t workspace_size(const ExecutionContext &context, const Args &args);
 // Computes y. Call after the checks.
 void run(const ExecutionContext &context, const Args &args);
 
+// Products with weights of one kind and shape, of at most kTogether rows of x in all if there are several: fused_experts
+// has those of the experts of a few tokens, which are too short for a parallel region each.
+constexpr int64_t kTogether = 64;
+struct Products {
+    const Args *args;
+    int64_t count;
+};
+
+// Computes all y, with one workspace, which has the bytes that any of them needs. Call after the checks.
+void run_together(const ExecutionContext &context, const Products &products);
+
 // Checks the arguments, then copies rows into panels, or out of them.
 void run_pack(const ExecutionContext &context, const PackArgs &args);
 void run_unpack(const ExecutionContext &context, const PackArgs &args);
 
-INFINI_CPU_KERNEL(multiply_kernel, Args)
+INFINI_CPU_KERNEL(multiply_kernel, Products)
 INFINI_CPU_KERNEL(pack_kernel, PackArgs)
 INFINI_CPU_KERNEL(unpack_kernel, PackArgs)
 

@@ -30,7 +30,7 @@ int64_t ceil_div(int64_t a, int64_t b) {
 // Rows of x in tiles: split evenly, or into powers of two if there are few. The rows of a tile are interleaved word by
 // word, and so are the sums of its groups.
 struct Pass {
-    int64_t rows, k, group;
+    int64_t rows = 0, k = 0, group = 1;
     int64_t words = k / 2, groups = k / group;
     bool few = rows <= kTileRows;
     int64_t tiles = few ? __builtin_popcountll(static_cast<uint64_t>(rows)) : ceil_div(rows, kTileRows);
@@ -49,10 +49,12 @@ struct Pass {
 
 class PackedX {
 public:
+    PackedX() = default;
     PackedX(const Pass &pass, void *memory)
         : pass_(pass), words_(static_cast<uint32_t *>(memory)),
           sums_(reinterpret_cast<float *>(words_ + pass.rows * pass.words)) {}
 
+    const Pass &pass() const { return pass_; }
     const uint32_t *words(int64_t tile) const { return words_ + pass_.row(tile) * pass_.words; }
     const float *sums(int64_t tile) const { return sums_ + pass_.row(tile) * pass_.groups; }
 
@@ -76,9 +78,9 @@ public:
     }
 
 private:
-    const Pass &pass_;
-    uint32_t *words_;
-    float *sums_;
+    Pass pass_;
+    uint32_t *words_ = nullptr;
+    float *sums_ = nullptr;
 };
 
 // A decoded stretch of a panel.
@@ -131,8 +133,9 @@ void multiply_rows(int64_t m, const Decoded &decoded, More... more) {
 }
 
 // y [rows][kPanel] of a panel.
-void multiply_panel(const Args &a, const Pass &pass, const PackedX &x, int64_t panel, Decoded &decoded, float *y) {
+void multiply_panel(const Args &a, const PackedX &x, int64_t panel, Decoded &decoded, float *y) {
     const PanelKind &kind = *a.kind;
+    const Pass &pass = x.pass();
     const int64_t blocks = a.weight.size(1);
     const uint8_t *const data = a.weight.as<const uint8_t>() + panel * a.weight.stride(0);
     if (pass.few) {
@@ -159,41 +162,88 @@ void multiply_panel(const Args &a, const Pass &pass, const PackedX &x, int64_t p
     }
 }
 
-void multiply(const Args &a) {
-    const int64_t k = a.x.size(-1), panels = a.weight.size(0);
-    const TensorView *const views[] = {&a.x, &a.y};
-    const RowIterator<2> rows(views);
-    const int64_t passes = ceil_div(rows.count(), kPassRows), most = ceil_div(rows.count(), passes);
-    const int64_t work = a.weight.numel() * ceil_div(most, kTileRows);
-    const int64_t threads = parallel_threads(panels, work);
+// Rows of a product that share a pass over its weight.
+struct Part {
+    const Args *product;
+    PackedX x;
+    const int64_t *x_offsets, *y_offsets;
+};
+
+void pack(const Part *parts, int64_t count) {
+    int64_t tiles = 0, bytes = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const Pass &pass = parts[i].x.pass();
+        tiles += pass.tiles;
+        bytes += pass.rows * pass.k * static_cast<int64_t>(sizeof(bf16));
+    }
+    parallel_for(tiles, bytes, [&](int64_t first, int64_t last) {
+        for (const Part *part = parts; last > 0; ++part) {
+            const int64_t own = part->x.pass().tiles;
+            for (int64_t tile = first > 0 ? first : 0; tile < own && tile < last; ++tile) {
+                part->x.set(tile, part->product->x.as<const bf16>(), part->x_offsets);
+            }
+            first -= own;
+            last -= own;
+        }
+    });
+}
+
+void write_panel(const Part &part, int64_t panel, const float *y) {
+    const Bias<bf16> bias(part.product->bias, panel * kPanel);
+    for (int64_t row = 0; row < part.x.pass().rows; ++row) {
+        store(part.product->y.as<bf16>() + part.y_offsets[row] + panel * kPanel,
+              bias.plus(load(y + row * kPanel), 0, Full{}));
+    }
+}
+
+void multiply(const linear_block_panels::Products &products) {
+    const Args &one = products.args[0];
+    const int64_t k = one.x.size(-1), panels = one.weight.size(0), count = products.count, group = one.kind->group;
+    const auto rows_of = [](const Args &a) {
+        const TensorView *const views[] = {&a.x, &a.y};
+        return RowIterator<2>(views);
+    };
+    int64_t largest = 0, x_bytes = 0, work = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t rows = rows_of(products.args[i]).count();
+        largest = rows > largest ? rows : largest;
+    }
+    const int64_t most = ceil_div(largest, ceil_div(largest, kPassRows)); // several products have one pass
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t rows = rows_of(products.args[i]).count(), in_pass = rows < most ? rows : most;
+        x_bytes += Pass{in_pass, k, group}.bytes();
+        work += one.weight.numel() * ceil_div(in_pass, kTileRows);
+    }
+    const int64_t threads = parallel_threads(count * panels, work);
     const int64_t own_bytes =
         static_cast<int64_t>(sizeof(Decoded)) + most * kPanel * static_cast<int64_t>(sizeof(float));
-    const int64_t x_bytes = Pass{most, k, a.kind->group}.bytes();
     auto *const scratch = static_cast<char *>(cpu::scratch(static_cast<size_t>(x_bytes + threads * own_bytes)));
-    for (int64_t begin = 0; begin < rows.count(); begin += most) {
-        const Pass pass{rows.count() - begin < most ? rows.count() - begin : most, k, a.kind->group};
-        const PackedX x(pass, scratch);
-        int64_t x_offsets[kPassRows], y_offsets[kPassRows], count = 0;
-        rows.visit(begin, begin + pass.rows, [&](const int64_t *at) {
-            x_offsets[count] = at[0];
-            y_offsets[count++] = at[1];
-        });
-        parallel_for(pass.tiles, pass.rows * k * static_cast<int64_t>(sizeof(bf16)), [&](int64_t first, int64_t last) {
-            for (int64_t tile = first; tile < last; ++tile) {
-                x.set(tile, a.x.as<const bf16>(), x_offsets);
-            }
-        });
-        parallel_for(panels, work, [&](int64_t first, int64_t last) {
+    int64_t x_offsets[kPassRows], y_offsets[kPassRows];
+    Part parts[linear_block_panels::kTogether];
+    for (int64_t begin = 0; begin < largest; begin += most) {
+        int64_t found = 0;
+        char *memory = scratch;
+        for (int64_t i = 0; i < count; ++i) {
+            const Args &a = products.args[i];
+            const auto rows = rows_of(a);
+            const int64_t end = rows.count() < begin + most ? rows.count() : begin + most;
+            const Pass pass{end - begin, k, group};
+            parts[i] = {&a, PackedX(pass, memory), x_offsets + found, y_offsets + found};
+            memory += pass.bytes();
+            rows.visit(begin, end, [&](const int64_t *at) {
+                x_offsets[found] = at[0];
+                y_offsets[found++] = at[1];
+            });
+        }
+        pack(parts, count);
+        parallel_for(count * panels, work, [&](int64_t first, int64_t last) {
             char *const own = scratch + x_bytes + (threads > 1 ? omp_get_thread_num() * own_bytes : 0);
             auto &decoded = *reinterpret_cast<Decoded *>(own);
             auto *const y = reinterpret_cast<float *>(own + sizeof(Decoded));
-            for (int64_t panel = first; panel < last; ++panel) {
-                multiply_panel(a, pass, x, panel, decoded, y);
-                const Bias<bf16> bias(a.bias, panel * kPanel);
-                for (int64_t row = 0; row < pass.rows; ++row) {
-                    store(a.y.as<bf16>() + y_offsets[row] + panel * kPanel,
-                          bias.plus(load(y + row * kPanel), 0, Full{}));
-                }
+            for (int64_t i = first; i < last; ++i) {
+                const Part &part = parts[i / panels];
+                multiply_panel(*part.product, part.x, i % panels, decoded, y);
+                write_panel(part, i % panels, y);
             }
         });
     }
@@ -202,12 +252,12 @@ void multiply(const Args &a) {
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
-void infini::linear_block_panels::INFINI_LEVEL::multiply_kernel(const Args &args) {
-    infini::INFINI_LEVEL::multiply(args);
+void infini::linear_block_panels::INFINI_LEVEL::multiply_kernel(const Products &products) {
+    infini::INFINI_LEVEL::multiply(products);
 }
 
 #else
 
-void infini::linear_block_panels::INFINI_LEVEL::multiply_kernel(const Args &) {} // linear_blocks serves
+void infini::linear_block_panels::INFINI_LEVEL::multiply_kernel(const Products &) {} // linear_blocks serves
 
 #endif
