@@ -636,6 +636,16 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
             blocks = [p.repeat(experts, n, 1, 1) for (p, _), n in zip(few, panels_of, strict=True)]
             scales = [s.repeat(experts, n) for (_, s), n in zip(few, panels_of, strict=True)]
             yield Sample(f"{name}, {shape}", (x, *blocks, index, weights, 0, *scales))
+        # Models hold other dtypes in rows, and the peer decodes panels in plain torch, which takes seconds.
+        for name in ("q4_k", "mxfp4") if dtype == torch.bfloat16 and tokens == 1 else ():
+            number = KINDS[name].number
+            kinds = {"gate_up_kind": number, "down_kind": number}
+            few_rows = [random_weight(KINDS[name], PANEL_OF_BLOCKS, w.shape[2])[None] for w in one]
+            times = [w.shape[1] // PANEL_OF_BLOCKS for w in one]
+            rows = [w.repeat(experts, n, 1, 1) for w, n in zip(few_rows, times, strict=True)]
+            yield Sample(f"{name}, {shape}", (x, *rows, index, weights), kinds)
+            rows = [experts_in_panels(w, number).repeat(experts, n, 1, 1) for w, n in zip(few_rows, times, strict=True)]
+            yield Sample(f"{name} in panels, {shape}", (x, *rows, index, weights), kinds)
 
 
 INFO = OpInfo(
