@@ -14,6 +14,7 @@ CASES = {
 }
 COLUMNS = {  # how a CSV names an engine: how the tables do
     "engine": "engine",
+    "gguf": "engine, llama.cpp's file",
     "infini": "patched model",
     "eager": "transformers",
     "packed": "packed torch",
@@ -21,6 +22,9 @@ COLUMNS = {  # how a CSV names an engine: how the tables do
     "ik_llama.cpp": "ik_llama.cpp",
     "OpenVINO": "OpenVINO",
 }
+
+
+OURS = ("engine", "gguf", "infini")
 
 
 def weights_of(row: dict[str, str], column: str = "dtype") -> str:
@@ -44,6 +48,7 @@ def engine_heads(rows: Rows) -> str:
 @table("engine-1.1B.csv", engine_heads, name="engine_1B")
 @table("serve.csv", engine_heads, name="serve")
 @table("mixtures.csv", engine_heads, name="mixtures")
+@table("mixtures-gpt-oss.csv", engine_heads, name="mixtures_gpt_oss")
 def by_engine(rows: Rows) -> Cells:
     """Tokens a second of every engine; the ratio is the engine's to the best other one, patched models left out."""
     keys = ("cell", "dtype", "threads")
@@ -53,7 +58,7 @@ def by_engine(rows: Rows) -> Cells:
     ):
         of_cell = [row for row in rows if tuple(row[k] for k in keys) == (cell, dtype, threads)]
         rates = {row["engine"]: float(row["tokens_per_s"]) for row in of_cell if row["tokens_per_s"]}  # "": it failed
-        best = max(rate for engine, rate in rates.items() if engine not in ("engine", "infini"))
+        best = max(rate for engine, rate in rates.items() if engine.partition(" ")[0] not in OURS)
         cells = [f"{CASES[cell]}, {WEIGHTS.get(dtype, dtype)}, {threads}"]
         for column in columns_of(rows):
             found = [(e.removeprefix(column).strip(), rate) for e, rate in rates.items() if e.startswith(column)]

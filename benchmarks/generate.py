@@ -32,7 +32,7 @@ import plot
 from contestants import Contestant, Contestants, add_options
 from harness import Results
 from peers import protocol
-from peers.engines import DTYPES, PEERS, Failure
+from peers.engines import DTYPES, PEERS, Failure, has_variant
 
 from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.testing import threads_set_to
@@ -140,6 +140,8 @@ class Bench:
             for engine in self.options.peers:
                 mine = [name for name in cells if CELLS[name].kind in PEERS[engine].kinds]
                 for variant in PEERS[engine].variants.get(dtype, ()) if mine else ():
+                    if not has_variant(variant, shape):
+                        continue
                     who = label(engine, variant, dtype)
                     try:
                         contestants.append(self.models.start(engine, who, variant, checkpoint, dtype, threads))

@@ -24,7 +24,7 @@ from torch_infini.models import Llama
 from torch_infini.nn import Linear
 
 BLOCK = 32
-GGUF = ("Q8_0", "Q4_0", "Q4_K_M")
+GGUF = ("Q8_0", "Q4_0", "Q4_K_M", "MXFP4_MOE")
 SUFFIX = 32  # tokens of a request behind its prefix
 
 
@@ -45,10 +45,10 @@ class EngineModels(protocol.Worker):
         is_file = variant in GGUF
         if is_file and not (self.folder / f"{variant}.gguf").is_file():
             raise RuntimeError(f"{variant}.gguf is not there: it is written where llama.cpp takes part")
-        if not is_file and protocol.config_of(folder)["model_type"] != "llama":
-            self.model: Any = LLM(
-                folder, quantization=None if self.weights == "dense" else self.weights, progress=False, cache_blocks=1
-            ).engine.model
+        if protocol.config_of(folder)["model_type"] != "llama":
+            source = self.folder / f"{variant}.gguf" if is_file else self.folder
+            quantization = None if is_file or self.weights == "dense" else self.weights
+            self.model: Any = LLM(source, quantization=quantization, progress=False, cache_blocks=1).engine.model
             inner = self.model.model
             named = [*inner.named_parameters(), *inner.named_buffers()]
             experts = sum(tensor.nbytes for name, tensor in named if ".experts." in name)

@@ -76,6 +76,15 @@ SENTENCES = replace(
 )
 
 
+# llama.cpp's formats of 4 bits. Blocks of 256 columns do not divide gpt-oss, whose own format MXFP4 is.
+FOUR_BITS = ("Q4_0", "Q4_K_M", "MXFP4_MOE")
+
+
+def has_variant(variant: str, shape: str) -> bool:
+    """Whether models of a shape are measured in a variant."""
+    return variant != ("Q4_K_M" if "gpt-oss" in shape else "MXFP4_MOE")
+
+
 @dataclass(frozen=True)
 class Peer:
     """An engine: its worker, the variants that there are for a dtype of weights, its environment if not ours, and the
@@ -92,9 +101,7 @@ PEERS = {
     "eager bfloat16": Peer("torch_models.py", {"int8": ("eager",)}, kinds=("serve",)),  # it has no int8 of its own
     "compile": Peer("torch_models.py", {"bfloat16": ("compile",)}, kinds=ALONE),
     "packed": Peer("torch_models.py", {"bfloat16": ("packed",)}, kinds=ALONE),
-    "llama.cpp": Peer(
-        "llama_cpp_models.py", {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M")}, LLAMA_CPP
-    ),
+    "llama.cpp": Peer("llama_cpp_models.py", {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": FOUR_BITS}, LLAMA_CPP),
     "ik_llama.cpp": Peer(
         "ik_llama_cpp_models.py",
         {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M", "IQ4_K", "IQ4_KS")},
@@ -105,7 +112,7 @@ PEERS = {
     "engine": Peer("engine_models.py", dict.fromkeys(DTYPES, ("",)), kinds=(*ALONE, "serve", "prefix", "read")),
     "ranks": Peer("engine_models.py", dict.fromkeys(DTYPES, ("ranks",)), kinds=(*ALONE, "serve")),
     # The engine with llama.cpp's own files, which its worker has written.
-    "gguf": Peer("engine_models.py", {"int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M")}, kinds=(*ALONE, "serve")),
+    "gguf": Peer("engine_models.py", {"int8": ("Q8_0",), "int4": FOUR_BITS}, kinds=(*ALONE, "serve")),
 }
 
 

@@ -10,7 +10,7 @@ import ctypes
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import gguf
 import numpy as np
 import protocol
 
-ARCHITECTURES = {"llama": "llama", "qwen3_moe": "qwen3moe"}  # by the model_type of the config
+ARCHITECTURES = {"llama": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}  # by the model_type of the config
 BLOCK = 2048  # most tokens of one llama_decode; llama.cpp itself cuts it into pieces of 512
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -33,18 +33,37 @@ NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
+    "self_attn.sinks": "attn_sinks",
 }
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str) -> str:
     """A tensor's name in GGUF for its name in the checkpoint."""
-    name = name.removesuffix(".weight")
+    suffix = "bias" if name.endswith(".bias") else "weight"
+    name = name.removesuffix(f".{suffix}")
     if name in TOP_NAMES:
-        return f"{TOP_NAMES[name]}.weight"
+        return f"{TOP_NAMES[name]}.{suffix}"
     layer, part = name.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{layer}.{NAMES[part]}.weight"
+    is_norm = architecture == "gpt-oss" and part == "post_attention_layernorm"
+    return f"blk.{layer}.{'post_attention_norm' if is_norm else NAMES[part]}.{suffix}"
+
+
+def experts_of(tensors: dict[str, np.ndarray], layer: int, count: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Names in GGUF of a layer's experts, and their weights [experts, out, in] and biases [experts, out], as bits."""
+    prefix = f"model.layers.{layer}.mlp.experts"
+    if f"{prefix}.gate_up_proj" in tensors:  # gpt-oss: [experts, in, out], gate and up in turns
+        for part in ("gate_up_proj", "down_proj"):
+            names = [EXPERTS[name] for name in (("gate_proj", "up_proj") if part == "gate_up_proj" else (part,))]
+            for i, name in enumerate(names):
+                yield f"{name}.weight", tensors[f"{prefix}.{part}"][:, :, i :: len(names)].swapaxes(1, 2)
+                yield f"{name}.bias", tensors[f"{prefix}.{part}_bias"][:, i :: len(names)]
+        return
+    for part, name in EXPERTS.items():
+        yield f"{name}.weight", np.stack([tensors[f"{prefix}.{i}.{part}.weight"] for i in range(count)])
 
 
 def bfloat16_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -106,7 +125,14 @@ def write_bf16(folder: Path, path: Path, tokens: Sequence[str] = ()) -> None:
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
+    scaling = config.get("rope_parameters") or {}
+    if scaling.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    if architecture == "gpt-oss":
+        writer.add_sliding_window(config["sliding_window"])
 
     def add(name: str, bits: np.ndarray) -> None:
         data = np.ascontiguousarray(bits).view(np.uint8)
@@ -116,19 +142,19 @@ def write_bf16(folder: Path, path: Path, tokens: Sequence[str] = ()) -> None:
     for name, bits in tensors.items():
         if ".experts." in name:
             continue
-        if bits.ndim == 1 or name.endswith("mlp.gate.weight"):  # norms and routers are float32 in GGUF
-            writer.add_tensor(gguf_name(name), float32(bits))
+        to = gguf_name(name, architecture)
+        if bits.ndim == 1 or name.endswith(ROUTERS):  # norms, biases and routers are float32 in GGUF
+            writer.add_tensor(to, float32(bits))
         elif architecture == "llama" and ("q_proj" in name or "k_proj" in name):
-            add(gguf_name(name), interleaved(bits, heads if "q_proj" in name else kv_heads))
+            add(to, interleaved(bits, heads if "q_proj" in name else kv_heads))
         else:
-            add(gguf_name(name), bits)
+            add(to, bits)
     for layer in range(layers if experts else 0):
-        for part, gguf_part in EXPERTS.items():
-            prefix = f"model.layers.{layer}.mlp.experts"
-            add(
-                f"blk.{layer}.{gguf_part}.weight",
-                np.stack([tensors[f"{prefix}.{expert}.{part}.weight"] for expert in range(experts)]),
-            )
+        for name, bits in experts_of(tensors, layer, experts):
+            if name.endswith(".bias"):
+                writer.add_tensor(f"blk.{layer}.{name}", float32(bits))
+            else:
+                add(f"blk.{layer}.{name}", bits)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

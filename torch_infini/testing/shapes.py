@@ -49,7 +49,17 @@ LLAMAS: dict[str, dict[str, Any]] = {
 }
 
 
-# Four layers of mixtures of experts, and a small vocabulary, so that layers take most of a step: Qwen3-30B-A3B has 48.
+GPT_OSS: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_hidden_layers": 2,
+    "sliding_window": 128,
+}
+
+# A few layers of mixtures of experts, and a small vocabulary, so that layers take most of a step: Qwen3-30B-A3B has 48,
+# gpt-oss-20b 24.
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "30B-A3B": (
         "Qwen3Moe",
@@ -66,6 +76,28 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 128,
             "rope_theta": 1e6,
             "vocab_size": 8192,
+        },
+    ),
+    "gpt-oss-20b": (
+        "GptOss",
+        {
+            **GPT_OSS,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_local_experts": 32,
+            "num_attention_heads": 64,
+            "vocab_size": 8192,
+        },
+    ),
+    "tiny-gpt-oss": (
+        "GptOss",
+        {
+            **GPT_OSS,
+            "hidden_size": 192,
+            "intermediate_size": 160,
+            "num_local_experts": 8,
+            "num_attention_heads": 16,
+            "vocab_size": 512,
         },
     ),
     "tiny-A3B": (
