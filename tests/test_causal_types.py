@@ -70,7 +70,7 @@ def test_sample(kind: str, every_type: Any) -> None:
 @pytest.mark.full
 def test_every_fourth(every_type: Any) -> None:
     """A run over all of them takes two minutes of two cores: python benchmarks/every_type.py."""
-    found = list(every_type.examine_all(causal_types()[::4]))
+    found = list(every_type.examine_all([kind for kind in causal_types() if kind in ROWS][::4]))
     assert not [row for row in found if row.patched == "failed" or "differs" in (row.engine, row.folder)]
     for row in found:
         agree(row)
