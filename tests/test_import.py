@@ -50,6 +50,7 @@ def test_import_loads_no_test_material() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_readme_serves_the_demo_model_from_another_folder(tmp_path: Path) -> None:
     """The README's block about LLM runs as it stands where there is no clone; transformers takes the same path."""
     blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]

@@ -77,6 +77,7 @@ def test_a_thread_drops_the_last_handle(how: str, folder: Path) -> None:
     run(f"for _ in range(200):\n    drop(lambda: {MADE[how]})\nprint('done')", folder)
 
 
+@pytest.mark.full
 def test_what_was_dropped_is_released(folder: Path) -> None:
     """By the main thread's interpreter, or in another thread by the next call; each once, and all of many."""
     run(

@@ -31,6 +31,7 @@ def test_the_ops_and_the_backend_are_there_after_the_import() -> None:
     assert loaded_by(f"{code}('infiniccl'))") == {"_core", "distributed", "ops"}
 
 
+@pytest.mark.full
 def test_every_name_is_an_attribute() -> None:
     """Each in a process that has loaded nothing else: forked, as a new one takes seconds to import torch."""
     names = [*torch_infini.__all__, *(EXTRA if find_spec("fastapi") else ())]

@@ -368,6 +368,7 @@ def at_tile_level(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
 
 
+@pytest.mark.full
 def test_same_bits_from_every_door() -> None:
     """A row of x has the same bits alone or with others, from every op and in every layout: one order of the sum."""
     done = at_tile_level(SAME_BITS)
