@@ -302,6 +302,13 @@ def test_a_server_that_makes_other_numbers_of_tokens_has_no_figures(monkeypatch:
         serving.over_http("http://127.0.0.1:1", serving.random_prompts(2, 4, 64, 0, 100))
 
 
+def test_answers_that_are_read_at_once_have_no_gaps() -> None:
+    pytest.importorskip("aiohttp")
+    medians = importlib.import_module("serving").medians
+    assert medians([0.25, 0.5, 1.0], []) == {"ttft_ms": 500.0, "itl_ms": 0.0}
+    assert medians([0.5], [0.25, 0.5, 1.0]) == {"ttft_ms": 500.0, "itl_ms": 500.0}
+
+
 def test_the_ratio_of_servers_is_of_rounds() -> None:
     pytest.importorskip("aiohttp")
     peers = importlib.import_module("serving_peers")

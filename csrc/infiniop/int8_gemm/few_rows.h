@@ -208,7 +208,7 @@ private:
 
     // Computes chunk c for each weight row and a row of x. The sums are added to totals or, for groups, scaled and
     // stored as the chunk's results. kWhole: the rows do not end within it. Otherwise every turn and line is checked:
-    // copies for each number of turns would save less than a line's time, at half of all compile time of this file.
+    // copies for each number of turns were no faster, and took half of the time to compile.
     template <int kGroup, bool kWhole, int kStreams, typename C>
     INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
                                         [[maybe_unused]] const C &call, VecI (&totals)[kStreams][kTurn],
