@@ -1,6 +1,7 @@
-// AutogradChecked wraps the call of every registered function, for ops without a derivative. A gradient is never lost silently:
-// backward through a result raises; writing forms and forward mode raise at the call. Writes bump version counters and
-// raise for inference tensors outside inference mode. Costs two loads per tensor if nothing requires a gradient.
+// AutogradChecked wraps the call of every registered function, for ops without a derivative. No gradient is lost
+// silently: backward through a result raises; writing forms and forward mode raise at the call. Writes bump version
+// counters and raise for inference tensors outside inference mode. Costs two loads per tensor if nothing requires a
+// gradient.
 #pragma once
 
 #include <optional>

@@ -3,9 +3,9 @@
 // where gate_up[e] is gate[e] above up[e], or their rows alternate; each product plus its bias, if there is one. A step
 // reads the experts that were chosen, each once.
 // Products are those of linear, of gemm for weights of adjacent columns, or of linear_group8, linear_table4,
-// linear_blocks and linear_block_panels for quantized weights, with their bits for a row; gate, up, their gated product and each expert's result
-// are rounded to the dtype of x, and the sum over j is taken in float, in order, and rounded once. Or weights multiply the
-// inputs of the experts instead: x[t] * weights[t, j], rounded.
+// linear_blocks and linear_block_panels for quantized weights, with their bits for a row; gate, up, their gated product
+// and each expert's result are rounded to the dtype of x, and the sum over j is taken in float, in order, and rounded
+// once. Or weights multiply the inputs of the experts instead: x[t] * weights[t, j], rounded.
 #pragma once
 
 #include "cpu_capability.h"

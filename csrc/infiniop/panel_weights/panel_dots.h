@@ -291,7 +291,8 @@ template <int64_t kMax, typename Body> void with_rows(int64_t m, const Body &bod
     body(std::integral_constant<int, static_cast<int>(kMax)>{});
 }
 
-// What takes kVectors vectors of results of a row and a panel, whatever it writes them as: the products are compiled once.
+// Takes kVectors vectors of results of a row and a panel. What it writes them as is no type here, so that products are
+// compiled once for all of them.
 struct Output {
     const void *writer;
     void (*write)(const void *writer, int64_t row, int64_t panel, const VecF *totals);
@@ -299,6 +300,7 @@ struct Output {
     void operator()(int64_t row, int64_t panel, const VecF *totals) const { write(writer, row, panel, totals); }
 };
 
+// Passes the results of kS streams of panels to output. Returns the end of the panels that divide evenly among them.
 template <typename Weights, int kS, int kM>
 int64_t multiply_streams(const Args &a, const QuantizedRows<Weights> &x, int64_t begin, int64_t end,
                          const Output &output) {
