@@ -208,6 +208,9 @@ def test_attention_of_its_own(kind: str) -> None:
     """Its forward stays, also with a cache, weights that are asked for, and gradients."""
     model, ids = model_of(kind), tokens()
     mask = padded(ids)
+    # A release of transformers may have moved one to its table of attention functions, of which only eager has weights.
+    patched = "infini" if model.config._attn_implementation == "sdpa" else "eager"
+    model.set_attn_implementation("eager")
 
     def results() -> list[Tensor]:
         found = model(input_ids=ids, output_attentions=True)
@@ -220,7 +223,7 @@ def test_attention_of_its_own(kind: str) -> None:
 
     expected, before = results(), identity(model)
     report = patch_model(model, strict=True)
-    assert report.counts["attention"] >= 4 and model.config._attn_implementation == "eager"
+    assert report.counts["attention"] >= 4 and model.config._attn_implementation == patched
     for actual, value in zip(results(), expected, strict=True):
         close(actual, value, passes=2)
     unpatch_model(model)
