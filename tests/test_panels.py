@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from support.fresh_python import run_python
-from torch_infini.ops import linear_table4, quantize_group8, quantize_int4, quantize_int8, quantize_table4
-from torch_infini.ops._panels import GROUP8, TABLE, TABLE4
+from torch_infini.ops import (
+    linear_group8,
+    linear_table4,
+    quantize_group8,
+    quantize_int4,
+    quantize_int8,
+    quantize_table4,
+)
+from torch_infini.ops._panels import GROUP8, TABLE, TABLE4, Panels
 from torch_infini.weights import dequantize_int4, dequantize_int8
 
 
@@ -47,6 +54,22 @@ def test_weights_of_the_table_are_exact(sign: int) -> None:
     weight = (torch.tensor(TABLE)[order] * sign * 127.0).view(2, 64)
     packed, scales = quantized(weight)
     assert torch.equal(TABLE4.dequantize(packed, scales, 64), weight)
+
+
+@pytest.mark.parametrize(("panels", "byte"), [(TABLE4, 0x00), (TABLE4, 0xFF), (GROUP8, 0x81), (GROUP8, 0x7F)])
+def test_the_largest_products_are_exact(panels: Panels, byte: int) -> None:
+    """No step overflows, in any kernel: levels, scales and x at their ends, over one run of columns."""
+    generator = torch.Generator().manual_seed(0)
+    k, scales = (128 if panels is TABLE4 else 64), torch.ones(32)
+    packed = torch.full(panels.packed_shape(32, k), byte, dtype=torch.uint8)
+    packed[..., :64] = torch.tensor([127, 129], dtype=torch.uint8)[torch.randint(2, (64,), generator=generator)]
+    weight = panels.dequantize(packed, scales, k).double()
+    for ends in (torch.ones(9, k), -torch.ones(9, k), torch.randint(2, (9, k), generator=generator) * 2.0 - 1):
+        x = ends * 127
+        exact = (x.double() @ weight.T).float()
+        for rows in (1, 2, 3, 8, 9):
+            linear = linear_table4 if panels is TABLE4 else linear_group8
+            assert torch.equal(linear(x[:rows], packed, scales), exact[:rows])
 
 
 def test_a_huge_column_stays_in_its_group() -> None:

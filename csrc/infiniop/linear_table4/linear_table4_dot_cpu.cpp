@@ -7,12 +7,7 @@ namespace {
 
 using linear_table4::kTable;
 
-// Added to the levels, to make them unsigned where bytes are multiplied as such.
-#if defined(INFINI_SCALED_PAIRS)
-constexpr int kAdded = 0;
-#else
-constexpr int kAdded = 64;
-#endif
+constexpr int kAdded = 64; // to the levels, to make them unsigned
 
 // The levels for each 16 bytes of a vector.
 struct Levels {

@@ -16,20 +16,34 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 constexpr int64_t kMaxRows = 256; // rows of x that are quantized at once: about 1 MB for k up to 4096
+constexpr int kPairs = kBlock / 8, kGroupPairs = kPairs / kBlockGroups; // pairs: 4 columns and the next 4
+
+// kTileRows: rows of x that are multiplied together. Panels are multiplied as they are read for up to kFewRows rows;
+// for more, each run of columns is unpacked first. kAddsPairs: weights are at most 64, unsigned by kOffset, so products
+// of eight columns are added in 16 bits.
 #if defined(INFINI_SCALED_PAIRS)
+// On a Zen 3 core, 2048 -> 5632, table4 took 1.14 times as long with three rows, and 1.73 with eight, before both
+// (group8 1.25 with five rows, 1.42 with eight), and 1.2 with 64 (by hand, in turns).
 constexpr int kTileRows = 8;
+template <typename Weights> constexpr bool kAddsPairs = Weights::kOffset != 0;
+template <typename Weights> constexpr int kFewRows = kAddsPairs<Weights> ? 2 : 4;
 #else
 constexpr int kTileRows = kManyRegisters ? 8 : 4;
+template <typename Weights> constexpr bool kAddsPairs = false;
+template <typename Weights> constexpr int kFewRows = kTileRows;
 #endif
-constexpr int kPairs = kBlock / 8, kGroupPairs = kPairs / kBlockGroups; // pairs: 4 columns and the next 4
-constexpr int kGroupWords = 1 + kGroup / 4;                             // per group of a row of x
+
+// Per group of a row of x: the start of its sum, then the columns; or for each pair the columns, then what is added to
+// their products.
+template <typename Weights> constexpr int kGroupWords = kAddsPairs<Weights> ? 3 * kGroupPairs : 1 + kGroup / 4;
+
 constexpr int64_t kAheadBytes = 2048;
 
 // ---- x ----
 
-// m quantized rows of x; kTileRows rows are interleaved, so that one register points to all of them. Per group:
-// -kOffset times the group's sum of each row, then 4 columns of each row, then the next 4 of each row; columns beyond k
-// are 0. Per run: the scale of each row.
+// m quantized rows of x; kTileRows rows are interleaved, so that one register points to all of them. Per group, of each
+// row: -kOffset times the group's sum, then 4 columns, then the next 4; if kAddsPairs, 4 columns, the next 4, and
+// -kOffset times the sums of two columns of each, in 16 bits. Columns beyond k are 0. Per run: the scale of each row.
 template <typename Weights> class QuantizedRows {
 public:
     static constexpr int64_t kRun = Weights::kRun;
@@ -56,21 +70,35 @@ public:
             int8_t q[kRun] = {};
             scales(tile)[run * rows + lane] = quantize_row(x + first, there, q);
             for (int64_t column = 0; column < kRun && first + column < blocks_ * kBlock; column += kGroup) {
-                int32_t sum = 0;
-                for (int64_t i = 0; i < kGroup; ++i) {
-                    sum += q[column + i];
-                }
-                *to = -Weights::kOffset * sum;
-                for (int word = 1; word < kGroupWords; ++word) {
-                    std::memcpy(to + word * rows, q + column + 4 * (word - 1), 4);
-                }
-                to += kGroupWords * rows;
+                set_group(q + column, rows, to);
+                to += kGroupWords<Weights> * rows;
             }
         }
     }
 
 private:
-    int64_t words() const { return blocks_ * kBlockGroups * kGroupWords; } // per row
+    static void set_group(const int8_t *q, int64_t rows, int32_t *to) {
+        if constexpr (kAddsPairs<Weights>) {
+            for (int pair = 0; pair < kGroupPairs; ++pair, q += 8, to += 3 * rows) {
+                std::memcpy(to, q, 4);
+                std::memcpy(to + rows, q + 4, 4);
+                const int low = -Weights::kOffset * (q[0] + q[1] + q[4] + q[5]);
+                const int high = -Weights::kOffset * (q[2] + q[3] + q[6] + q[7]);
+                to[2 * rows] = (low & 0xffff) | high * 0x10000;
+            }
+        } else {
+            int32_t sum = 0;
+            for (int64_t i = 0; i < kGroup; ++i) {
+                sum += q[i];
+            }
+            *to = -Weights::kOffset * sum;
+            for (int word = 1; word < kGroupWords<Weights>; ++word) {
+                std::memcpy(to + word * rows, q + 4 * (word - 1), 4);
+            }
+        }
+    }
+
+    int64_t words() const { return blocks_ * kBlockGroups * kGroupWords<Weights>; } // per row
 
     int64_t m_, k_, blocks_, runs_;
     int32_t *memory_ = nullptr;
@@ -109,11 +137,34 @@ public:
 #if defined(INFINI_SCALED_PAIRS)
     INFINI_ALWAYS_INLINE GroupSum(const int32_t *of_x, VecI scales, VecI *sums)
         : of_x_(of_x), scales_(scales), sums_(sums) {}
-    INFINI_ALWAYS_INLINE void add(VecU columns, int word) {
+    INFINI_ALWAYS_INLINE void add(const VecU (&columns)[2], int pair) {
+        if constexpr (kAddsPairs<Weights>) {
+            const int32_t *const of_x = of_x_ + 3 * pair * kM;
 #pragma GCC unroll 8
-        for (int m = 0; m < kM; ++m) {
-            sums_[m] = scaled_dot(sums_[m], columns, VecI{} + of_x_[word * kM + m], scales_);
-            keep_in_register(sums_[m]); // GCC would add all products at the end, and spill them until then
+            for (int m = 0; m < kM; ++m) {
+                const auto word_of_x = [&](int word) {
+                    __m256i splat = _mm256_set1_epi32(of_x[word * kM + m]);
+                    keep_in_register(splat); // GCC would keep it in memory for the panel's other vector
+                    return splat;
+                };
+                const __m256i first = _mm256_maddubs_epi16((__m256i)columns[0], word_of_x(0));
+                const __m256i second = _mm256_maddubs_epi16((__m256i)columns[1], word_of_x(1));
+                const __m256i all = _mm256_add_epi16(first, second); // may wrap around, which the next addition undoes
+                const __m256i sum = _mm256_add_epi16(all, word_of_x(2));
+                sums_[m] += (VecI)_mm256_madd_epi16(sum, (__m256i)scales_);
+                keep_in_register(sums_[m]); // GCC would add all products at the end, and spill them until then
+            }
+        } else {
+#pragma GCC unroll 2
+            for (int part = 0; part < 2; ++part) {
+#pragma GCC unroll 8
+                for (int m = 0; m < kM; ++m) {
+                    VecI x = VecI{} + of_x_[(1 + 2 * pair + part) * kM + m];
+                    keep_in_register(x);
+                    sums_[m] = scaled_dot(sums_[m], columns[part], x, scales_);
+                    keep_in_register(sums_[m]);
+                }
+            }
         }
     }
     INFINI_ALWAYS_INLINE void finish() {}
@@ -127,10 +178,14 @@ private:
             group_[m] = VecI{} + of_x[m];
         }
     }
-    INFINI_ALWAYS_INLINE void add(VecU columns, int word) {
+    INFINI_ALWAYS_INLINE void add(const VecU (&columns)[2], int pair) {
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; ++part) {
 #pragma GCC unroll 8
-        for (int m = 0; m < kM; ++m) {
-            group_[m] = Weights::add_products(group_[m], columns, VecI{} + of_x_[word * kM + m]);
+            for (int m = 0; m < kM; ++m) {
+                const VecI x = VecI{} + of_x_[(1 + 2 * pair + part) * kM + m];
+                group_[m] = Weights::add_products(group_[m], columns[part], x);
+            }
         }
     }
     INFINI_ALWAYS_INLINE void finish() {
@@ -195,7 +250,7 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
                 }
 #pragma GCC unroll 4
                 for (int g = 0; g < kBlockGroups; ++g) {
-                    GroupSum<Weights, kM> group(groups + g * kGroupWords * kM,
+                    GroupSum<Weights, kM> group(groups + g * kGroupWords<Weights> * kM,
                                                 load_scales(data + g * kPanel + v * kLanes), of_block);
 #pragma GCC unroll 2
                     for (int pair = 0; pair < kGroupPairs; ++pair) {
@@ -209,10 +264,7 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
                         }
                         VecU columns[2];
                         Weights::unpack(lines, g * kGroupPairs + pair, v, columns);
-#pragma GCC unroll 2
-                        for (int part = 0; part < 2; ++part) {
-                            group.add(columns[part], 1 + 2 * pair + part);
-                        }
+                        group.add(columns, pair);
                     }
                     group.finish();
                 }
@@ -222,7 +274,7 @@ __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, con
                 }
             }
         }
-        groups += kBlockGroups * kGroupWords * kM;
+        groups += kBlockGroups * kGroupWords<Weights> * kM;
         if (block % Weights::kRunBlocks == Weights::kRunBlocks - 1 || block == blocks - 1) {
             for (int m = 0; m < kM; ++m) {
                 const VecF scale = splat(x.scales(0)[block / Weights::kRunBlocks * kM + m]);
@@ -271,11 +323,13 @@ __attribute__((noinline)) void add_run(const int32_t *groups, const float *x_sca
     for (int v = 0; v < kVectors; ++v) {
         const int32_t *of_x = groups;
         VecI sums[kM] = {};
-        for (int64_t g = 0; g < blocks * kBlockGroups; ++g, of_x += kGroupWords * kM) {
+        for (int64_t g = 0; g < blocks * kBlockGroups; ++g, of_x += kGroupWords<Weights> * kM) {
             GroupSum<Weights, kM> group(of_x, weights.scales[g][v], sums);
-#pragma GCC unroll 4
-            for (int part = 0; part < kGroup / 4; ++part) {
-                group.add(weights.columns[g * (kGroup / 4) + part][v], 1 + part);
+#pragma GCC unroll 2
+            for (int pair = 0; pair < kGroupPairs; ++pair) {
+                const VecU(*const of_pair)[kVectors] = weights.columns + (g * kGroupPairs + pair) * 2;
+                const VecU columns[2] = {of_pair[0][v], of_pair[1][v]};
+                group.add(columns, pair);
             }
             group.finish();
         }
@@ -326,8 +380,8 @@ int64_t multiply_streams(const Args &a, const QuantizedRows<Weights> &x, int64_t
 template <typename Weights>
 void multiply_panels(const Args &a, const QuantizedRows<Weights> &x, int64_t m, int64_t begin, int64_t end,
                      char *scratch, const Output &output) {
-    if (m <= kTileRows) {
-        with_rows<kTileRows>(m, [&](auto rows) {
+    if (m <= kFewRows<Weights>) {
+        with_rows<kFewRows<Weights>>(m, [&](auto rows) {
             if (weight_reading() == WeightReading::kSeveralPlaces) {
                 begin = multiply_streams<Weights, kStreams, rows>(a, x, begin, end, output);
             }
@@ -348,7 +402,7 @@ void multiply_panels(const Args &a, const QuantizedRows<Weights> &x, int64_t m, 
             for (int64_t row = 0; row < m; row += kTileRows) {
                 with_rows<kTileRows>(m - row < kTileRows ? m - row : kTileRows, [&](auto rows) {
                     const int64_t tile = row / kTileRows;
-                    add_run<Weights, rows>(x.groups(tile) + block * kBlockGroups * kGroupWords * rows,
+                    add_run<Weights, rows>(x.groups(tile) + block * kBlockGroups * kGroupWords<Weights> * rows,
                                            x.scales(tile) + block / Weights::kRunBlocks * rows, count, run,
                                            totals + row * kVectors);
                 });
@@ -364,7 +418,7 @@ template <typename Weights> void multiply_by_dots(const Args &args) {
     weight_reading(); // throws for a wrong setting, which no parallel region may
     with_float_type(args.x.dtype, [&](auto type) {
         multiply_passes<QuantizedRows<Weights>, Weights, kMaxRows, decltype(type)>(
-            args, [](const auto &, int64_t m) { return m > kTileRows ? m * kPanel * 4 : 0; },
+            args, [](const auto &, int64_t m) { return m > kFewRows<Weights> ? m * kPanel * 4 : 0; },
             [&](const auto &x, int64_t m, int64_t begin, int64_t end, char *scratch, const auto &writer) {
                 using Writer = std::remove_reference_t<decltype(writer)>;
                 const Output output{&writer, [](const void *to, int64_t row, int64_t panel, const VecF *totals) {
