@@ -194,7 +194,7 @@ def test_levels_have_their_own_table() -> None:
     for name in torch_infini.cpu_capabilities():
         with cpu_capability_set_to(name), aten_from_set_to("default"):
             built_in = aten_from("linear", torch.float32)
-            assert built_in == (256 if name == "avx512_amx" else None)
+            assert built_in == {"avx2": 64, "avx512_amx": 256}.get(name)
             assert aten_from("conv", torch.bfloat16) == {"avx512_bf16": 32, "avx512_amx": 1}.get(name)
             assert aten_below("conv", torch.bfloat16) == (128 if name == "avx512_amx" else None)
             with aten_from_set_to(1):
@@ -244,6 +244,17 @@ def test_where_aten_wins() -> None:
     assert tune.aten_from(lines(1.5, 0.9, 1.02)) is None
     assert tune.aten_from(lines(1.5, 0.9, 1.2)) == 4
     assert tune.aten_from(lines(1.1, 1.2)) == 1
+
+
+def test_tune_gives_up() -> None:
+    """Where ATen takes many times as long at two sizes in a row."""
+
+    def lines(*shares: float) -> list[dict[str, Any]]:
+        return [{"rows": 2**i, "infini_us": 1.0, "aten_us": share} for i, share in enumerate(shares)]
+
+    assert tune.is_hopeless(lines(40, 80)) and tune.is_hopeless(lines(1, 9, 9))
+    assert not any(map(tune.is_hopeless, (lines(80), lines(80, 2), lines(9, 9, 7))))
+    assert tune.aten_from(lines(0.5, 9, 9)) is None
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
