@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
@@ -177,6 +178,59 @@ def test_rerank(ranker: Service, scores: list[float]) -> None:
     assert sorted(one["index"] for one in many["results"]) == list(range(36))
     cut = {"query": "a", "documents": ["b" * 999], "truncate_prompt_tokens": -1}
     assert ask(ranker, "POST", "/rerank", json=cut).json()["usage"]["total_tokens"] == 130
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    names = {0: "sad", 1: "glad", 2: "mad"}
+    folder = save_encoder(
+        tmp_path_factory.mktemp("classifier"), "bert", "ForSequenceClassification", num_labels=3, id2label=names
+    )
+    with_head = AsyncLLM(folder, max_num_seqs=4, progress=False)
+    yield service_of(with_head, max_queue=100)
+    with_head.close()
+
+
+def test_classify(classifier: Service) -> None:
+    """Of texts and of token ids, in the form of vLLM's server."""
+    engine = classifier.llm.engine
+    folder = engine.model.model.name_or_path  # type: ignore[attr-defined]
+    wanted = [one.outputs.probs for one in LLM(folder, progress=False).classify(TEXTS)]
+    ids = [engine.encode(text) for text in TEXTS]
+    for path, given in (("/classify", TEXTS), ("/v1/classify", ids)):
+        answer = ask(classifier, "POST", path, json={"input": given, "user": "me"}).json()
+        assert is_near([one["probs"] for one in answer["data"]], wanted)
+        assert [one["index"] for one in answer["data"]] == [0, 1, 2, 3] and answer["id"].startswith("classify-")
+        for one in answer["data"]:
+            assert one["label"] == ("sad", "glad", "mad")[one["probs"].index(max(one["probs"]))]
+            assert one["num_classes"] == 3 and abs(sum(one["probs"]) - 1) < 1e-6
+        assert answer["usage"]["prompt_tokens"] == sum(map(len, ids)) and answer["model"] == MODEL
+    logits = ask(classifier, "POST", "/classify", json={"input": "a", "use_activation": False}).json()["data"][0]
+    assert is_near([torch.tensor(logits["probs"]).softmax(0).tolist()], wanted[3:])
+    assert classifier.in_flight == 0 and engine.is_idle
+
+
+def test_bad_bodies_of_classify(classifier: Service, service: Service) -> None:
+    for body, param in (
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": {"text": "a"}}, "input"),
+        ({"input": "a" * 200}, "input"),
+        ({"input": "a", "use_activation": 1}, "use_activation"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a", "stream": True}, "stream"),
+    ):
+        answer = ask(classifier, "POST", "/classify", json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), (body, answer.text)
+    error = ask(service, "POST", "/classify", json={"input": "a"}).json()["error"]
+    assert error["message"].startswith("model must be a classifier (...ForSequenceClassification), got a model without")
+    assert error["param"] == "model" and classifier.in_flight == 0
+
+
+def test_one_label(ranker: Service) -> None:
+    """A cross-encoder classifies too, by the probability of its only label."""
+    found = ask(ranker, "POST", "/classify", json={"input": "how tall"}).json()["data"][0]
+    assert found["num_classes"] == 1 and found["label"] == "LABEL_0" and 0 < found["probs"][0] < 1
 
 
 def test_bad_bodies_of_scores(ranker: Service) -> None:

@@ -37,8 +37,8 @@ ITEMS = [
     {"type": "function_call_output", "call_id": "c1", "output": "warm"},
 ]
 # (route, a valid body): several for the routes with many fields.
-# Routes of cross-encoders: a model that generates answers them with status 400.
-SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
+# Routes of classifiers: a model that generates answers them with status 400.
+SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/classify", "/v1/classify")
 VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES, **FEW, "logprobs": True, "top_logprobs": 2, "n": 2}),
     ("/v1/chat/completions", {"messages": HISTORY, **FEW, "stream": True, "stream_options": {"include_usage": True}}),
@@ -56,6 +56,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "base64"}),
     ("/pooling", {"input": [[1, 2, 3]], "pooling": "mean", "normalize": True}),
     *((path, {"text_1": "a", "text_2": ["b", "c"]}) for path in ("/score", "/v1/score")),
+    *((path, {"input": ["a", "b"]}) for path in ("/classify", "/v1/classify")),
     *((path, {"query": "a", "documents": ["b", {"text": "c"}]}) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     (
         "/v1/messages",

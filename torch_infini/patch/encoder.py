@@ -59,6 +59,7 @@ class EncoderModel:
         config: Its EncoderConfig.
         dtype, device: Of its parameters.
         labels: The number of a classifier's labels; 0: it classifies nothing.
+        label_names: Their names in the model's config, LABEL_0 and so on where that has none.
         pads: Whether texts of several lengths may share a call: padding changes no state.
         bytes_per_step: Bytes of weights that a step reads.
 
@@ -90,6 +91,8 @@ class EncoderModel:
         self._pad = config.pad_token_id if isinstance(config.pad_token_id, int) else 0
         self._types = "token_type_ids" in inspect.signature(base.forward).parameters
         self.labels = config.num_labels if type(model).__name__.endswith(_CLASSIFIER) else 0
+        names = config.id2label or {}
+        self.label_names = tuple(str(names.get(i, f"LABEL_{i}")) for i in range(self.labels))
         heads = int(getattr(config, "num_attention_heads", 1))
         kind, positions = config.model_type, positions_of(base)
         self.config = EncoderConfig(kind, len(table), positions, heads, heads, getattr(config, "bos_token_id", None))

@@ -1,4 +1,5 @@
-"""Scores over HTTP: the bodies of /score and /rerank in vLLM's form, the latter Jina's and Cohere's, and the scores."""
+"""Scores over HTTP: the bodies of /score, /classify and /rerank in vLLM's form, the last Jina's and Cohere's, and the
+scores of pairs."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from ..engine import SamplingParams, ScoreParams
-from .embeddings import MAX_INPUTS, Embedded, Tokens, compute
+from .embeddings import MAX_INPUTS, Embedded, Inputs, Tokens, compute
 from .errors import ApiError, bad_request, shown
 from .fields import Body, check_utf8, validator
 from .service import Service, bytes_in
@@ -49,8 +50,9 @@ Text = Annotated[str, validator(str, "must be a text", lambda value: texts_of([v
 
 
 class ScoredBody(Body):
-    """What both bodies have."""
+    """What all bodies have; `labels` is how many a model must have, any number if None."""
 
+    labels: ClassVar[int | None] = 1
     without_effect: ClassVar[Collection[str]] = {"user"}
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
@@ -62,7 +64,7 @@ class ScoredBody(Body):
         """Return how scores are made; ApiError for a model that has none, and for unknown fields."""
         self.reject_unsupported()
         try:
-            return service.llm.engine.score_params(self.use_activation, self.truncate_prompt_tokens, only=1)
+            return service.llm.engine.score_params(self.use_activation, self.truncate_prompt_tokens, only=self.labels)
         except ValueError as error:
             raise bad_request(error) from None
 
@@ -90,6 +92,14 @@ class ScoreBody(ScoredBody):
             rule = f"{names[0]} must be one text, or one for each of {len(second)}"
             raise ApiError(400, f"{rule}, got {len(first)}", names[0])
         return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True)), names[1]
+
+
+class ClassifyBody(ScoredBody):
+    """The body of /classify."""
+
+    labels: ClassVar[int | None] = None
+
+    input: Inputs
 
 
 class RerankBody(ScoredBody):
