@@ -76,6 +76,35 @@ def test_embeddings(service: Service, wanted: list[list[float]]) -> None:
     assert service.in_flight == 0 and service.llm.engine.is_idle
 
 
+def test_prompt_name(tmp_path: Path) -> None:
+    """Texts begin with the folder's prompt of that name."""
+    folder = save_encoder(tmp_path)
+    prompts = {"prompts": {"query": "ask: ", "passage": ""}}
+    save_modules(folder, {"pooling_mode_mean_tokens": True}, config_sentence_transformers=prompts)
+    wanted = LLM(folder, progress=False).embed(["ask: a", "a"])
+    llm = AsyncLLM(folder, max_num_seqs=4, progress=False)
+    service = service_of(llm, max_queue=100)
+
+    def send(**fields: Any) -> Any:
+        return ask(service, "POST", PATH, json={"input": "a", **fields}).json()
+
+    found: list[tuple[dict[str, Any], Any]] = [({"prompt_name": "query"}, wanted[0]), ({}, wanted[1])]
+    for fields, output in [*found, ({"prompt_name": "passage"}, wanted[1])]:
+        answer = send(**fields)
+        assert "data" in answer, answer
+        assert is_near([answer["data"][0]["embedding"]], [output.outputs.embedding])
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"prompt_name": "other"}, "prompt_name must be 'query', 'passage', got 'other'"),
+        ({"prompt_name": "query", "input": [5, 6]}, "prompt_name must be left out for token ids, got 'query'"),
+        ({"prompt_name": 5}, "prompt_name must be"),
+    ]
+    for fields, rule in bad:
+        error = send(**fields)["error"]
+        assert error["message"].startswith(rule) and error["param"] == "prompt_name", error
+    assert service.in_flight == 0
+    llm.close()
+
+
 def test_lengths(service: Service) -> None:
     full = ask(service, "POST", PATH, json={"input": [[5] * 100]})
     assert full.status_code == 200 and full.json()["usage"]["prompt_tokens"] == 100

@@ -214,12 +214,16 @@ class PoolingDefaults:
             text: The text.
             prompt_name: The name of the beginning; None: the folder's default, or none.
         """
+        text = self.beginning(prompt_name) + text
+        return text.lower() if self.lower else text
+
+    def beginning(self, prompt_name: str | None = None) -> str:
+        """Return the prompt of a name, with which texts begin; ValueError for one that the folder has not."""
         prompt_name = self.prompt_name if prompt_name is None else prompt_name
         if prompt_name is not None and prompt_name not in self.prompts:
             known = ", ".join(map(repr, self.prompts)) or "None, for the model's folder has no prompts"
             raise ValueError(f"{NAME}: prompt_name must be {known}, got {prompt_name!r}")
-        text = text if prompt_name is None else self.prompts[prompt_name] + text
-        return text.lower() if self.lower else text
+        return "" if prompt_name is None else self.prompts[prompt_name]
 
     def merge(
         self,
@@ -241,6 +245,7 @@ class PoolingDefaults:
         }
         fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         params = replace(self.params, **fields)
+        self.beginning(prompt_name)
         if dimensions is not None and not self.any_dimensions and dimensions not in self.dimensions:
             sizes = ", ".join(map(str, self.dimensions))
             rule = f"one of {sizes}, or None" if sizes else "None, for the model's config names no sizes"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from ..engine import LoRARequest, PoolingParams, SamplingParams
 from ..engine.pooling import Pooling
-from .errors import ApiError, bad_request
+from .errors import ApiError, bad_request, shown
 from .fields import Body, validator
 from .schemas import prompts_of
 from .service import Service
@@ -45,6 +46,7 @@ class EmbeddingsBody(Body):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     truncate_prompt_tokens: int | None = None
+    prompt_name: str | None = None
 
     def params(self, service: Service) -> PoolingParams:
         """Return how vectors are made; ApiError for what the model does not allow, and unknown fields."""
@@ -53,10 +55,14 @@ class EmbeddingsBody(Body):
     def merged(self, service: Service, more: dict[str, Any]) -> PoolingParams:
         self.reject_unsupported()
         try:
-            cut = {"dimensions": self.dimensions, "truncate_prompt_tokens": self.truncate_prompt_tokens}
-            return service.llm.engine.pooling.merge(**cut, **more)  # type: ignore[arg-type]  # of other types
+            names = ("dimensions", "truncate_prompt_tokens", "prompt_name")
+            params = service.llm.engine.pooling.merge(**{name: getattr(self, name) for name in names}, **more)
         except ValueError as error:
             raise bad_request(error) from None
+        if self.prompt_name is not None and any(isinstance(one, list) for one in self.input):
+            rule = "prompt_name must be left out for token ids"
+            raise ApiError(400, f"{rule}, got {shown(self.prompt_name)}", "prompt_name")
+        return params
 
     def shown(self, vector: Tensor) -> list[float] | str:
         """Return a vector in the body's format: numbers, or float32 in little-endian bytes as base64."""
@@ -111,6 +117,7 @@ async def embed(
     """
     service.admit(min(len(inputs), service.llm.engine.config.max_num_seqs), SamplingParams(), param, generates=False)
     prompts = await service.encode_all(inputs, param, params)
+    params = replace(params, prompt_name=None)  # texts have their beginning by now
     return await compute(service, [Tokens(ids) for ids in prompts], params, param, adapter)
 
 
