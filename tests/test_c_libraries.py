@@ -416,5 +416,5 @@ try:
 except RuntimeError as error:
     print(str(error).splitlines()[0])
 """
-    said = shell(sys.executable, "-c", code, OMP_NUM_THREADS="1", PYTHONPATH=str(CSRC.parent))
+    said = shell(sys.executable, "-c", code, OMP_NUM_THREADS="1", PYTHONPATH=str(CSRC.parent), INFINI_PRODUCTS="ours")
     assert re.fullmatch(r"infini::linear: no memory for \d{7,} bytes of scratch\n", said), said
