@@ -32,10 +32,7 @@ constexpr int kAvx512Amx = kCpuCapabilities;
 // channels on, ours takes 0.2 to 0.86 of ATen's time); 32 products of 512 x 64 by 64 x 512 in bfloat16 0.39
 // (benchmarks/run.py, which has no other batch). float32 and float16 batches are assumed to be like single products.
 // avx512_bf16: Zen 4. Our conv of 64 channels, 3 x 3, took 1.4 times torch's time.
-// avx2: Zen 3. ATen's time as a share of ours for float32 and 64, 256 and 1024 rows: linear 0.84, 0.74 and 0.56 (matmul
-// 0.95, 1.02 and 0.92).
 constexpr Entry kTable[] = {
-    {Products::kLinear, INFINI_DTYPE_F32, kAvx2, 64},            //
     {Products::kLinear, INFINI_DTYPE_F32, kAvx512Amx, 256},      //
     {Products::kLinear, INFINI_DTYPE_F16, kAvx512Amx, 64},       //
     {Products::kMatmul, INFINI_DTYPE_F32, kAvx512Amx, 8},        //
