@@ -97,7 +97,7 @@ def aten_from(lines: list[dict[str, Any]]) -> int | None:
 
 
 def is_hopeless(lines: list[dict[str, Any]]) -> bool:
-    """Whether ATen need not be measured at larger sizes: with AVX2 it takes 138 times as long for bfloat16, seconds."""
+    """Whether ATen need not be measured at larger sizes: matmul of bfloat16 took 5 s on a Zen 3, ours 0.04."""
     return len(lines) > 1 and all(line["aten_us"] > HOPELESS * line["infini_us"] for line in lines[-2:])
 
 

@@ -245,7 +245,7 @@ class PoolingDefaults:
         }
         fields: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         params = replace(self.params, **fields)
-        self.beginning(prompt_name)
+        self.beginning(prompt_name)  # raises for a name that is not known
         if dimensions is not None and not self.any_dimensions and dimensions not in self.dimensions:
             sizes = ", ".join(map(str, self.dimensions))
             rule = f"one of {sizes}, or None" if sizes else "None, for the model's config names no sizes"
