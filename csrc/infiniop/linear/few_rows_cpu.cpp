@@ -2,6 +2,7 @@
 // Limit: memory bandwidth for up to about 8 rows (the weight's bytes), the multiply-add units beyond.
 #include "epilogue.h"
 #include "level_types.h"
+#include "packed_groups.h"
 #include "parallel.h"
 #include "row_iterator.h"
 #include "steps.h"
@@ -146,7 +147,7 @@ template <typename W> struct Plan {
     Plan(int64_t m_, int64_t k_) : m(m_), k(k_) {
         tiles = ceil_div(m, kTileRows);
         tile_rows = ceil_div(m, tiles);
-        const int64_t fits = kTileBytes / static_cast<int64_t>(sizeof(typename S::X)) / tile_rows;
+        const int64_t fits = packs() ? kPackedK : kTileBytes / static_cast<int64_t>(sizeof(typename S::X)) / tile_rows;
         const int64_t cuts = k > fits && !streams() ? ceil_div(k, fits) : 1;
         block_k = k > 0 ? ceil_div(ceil_div(k, cuts), kLine) * kLine : kLine;
         blocks = k > 0 ? ceil_div(k, block_k) : 1;
@@ -162,6 +163,7 @@ template <typename W> struct Plan {
             rows_ahead = rows_at_once;
         }
     }
+    bool packs() const { return kPacks<W> && tiles >= kPackedTiles; }
     bool streams() const { return m <= (far ? 1 : kStreamedRows); }
     int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? tile_rows : m - tile * tile_rows; }
     int64_t k_of(int64_t block) const { return block + 1 < blocks ? block_k : k - block * block_k; }
@@ -310,6 +312,45 @@ void multiply_rows(const TensorView &weights, const Epilogue<T> &epilogue, const
     }
 }
 
+// The same for at most kPackedMaxRows rows of x, with weights that are packed.
+inline void multiply_packed_rows(const TensorView &weights, const Epilogue<float> &epilogue, const Plan<float> &plan,
+                                 const float *packed, const int64_t *y_offsets, int64_t begin, int64_t end) {
+    alignas(64) VecF part[kPackedMaxRows * kPackedGroup];
+    alignas(64) float group[kPackedGroup * kPackedK];
+    const int64_t stride = weights.stride(0);
+    for (int64_t row = begin; row < end; row += kPackedGroup) {
+        const int64_t rows = end - row < kPackedGroup ? end - row : kPackedGroup;
+        const bool another = end - row >= 2 * kPackedGroup;
+        const auto *first_block = weights.as<const float>() + row * stride;
+        for (int64_t block = 0; block < plan.blocks; ++block) {
+            const float *w = first_block + block * plan.block_k;
+            const float *next = block + 1 < plan.blocks ? w + plan.block_k
+                                : another               ? first_block + kPackedGroup * stride
+                                                        : first_block;
+            const int64_t k = plan.k_of(block), steps = ceil_div(k, kLanes);
+            for (int64_t r = 0; r < rows; r += kPackedRows) {
+                pack_weights(w + r * stride, stride, rows - r, k, group + r * steps * kLanes);
+            }
+            for (int64_t tile = 0; tile < plan.tiles; ++tile) {
+                with_count(plan.rows_of(tile), [&](auto m) {
+                    const float *x = packed + plan.offset(block, tile);
+                    VecF *sums = part + tile * plan.tile_rows * kPackedGroup;
+                    // Each tile prefetches its share of the next block.
+                    const float *share = next + plan.block_k * tile / plan.tiles;
+                    for (int64_t r = 0; r < rows; r += kPackedRows) {
+                        multiply_packed<decltype(m)::value>(
+                            group + r * steps * kLanes, x, steps, sums + r, block == 0,
+                            {share + r * stride, stride, kPrefetchSteps * kLanes / plan.tiles});
+                    }
+                });
+            }
+        }
+        for (int64_t m = 0; m < plan.m; ++m) {
+            write(part + m * kPackedGroup, rows, epilogue, y_offsets[m], row);
+        }
+    }
+}
+
 // The same for all weights, counted in units of kUnit rows (each weight is rounded up to whole units), so that the
 // columns of y are split evenly among threads even if a weight is narrow.
 constexpr int64_t kUnit = 12; // a multiple of most tiles' rows
@@ -326,8 +367,15 @@ void multiply_units(const linear::Args &a, const Plan<T> &plan, const typename S
         const TensorView &weight = a.weight[i];
         const int64_t count = units(weight), n = weight.size(0);
         if (begin < count) {
-            multiply_rows<T>(weight, Epilogue<T>(a, i, column), plan, packed, y_offsets, begin * kUnit,
-                             end < count ? end * kUnit : n);
+            const auto multiply = [&](auto *rows) {
+                rows(weight, Epilogue<T>(a, i, column), plan, packed, y_offsets, begin * kUnit,
+                     end < count ? end * kUnit : n);
+            };
+            if constexpr (kPacks<T>) {
+                multiply(plan.packs() ? multiply_packed_rows : multiply_rows<T>);
+            } else {
+                multiply(multiply_rows<T>);
+            }
         }
         begin = begin > count ? begin - count : 0;
         end -= count;
@@ -345,12 +393,13 @@ template <typename T> void multiply(const linear::Args &a) {
     }
     const TensorView *const views[] = {&a.x, &a.y};
     const RowIterator<2> rows(views);
-    const int64_t passes = ceil_div(rows.count(), kMaxRows), pass_rows = ceil_div(rows.count(), passes);
+    constexpr int64_t kMost = kPacks<T> ? kPackedMaxRows : kMaxRows;
+    const int64_t passes = ceil_div(rows.count(), kMost), pass_rows = ceil_div(rows.count(), passes);
     auto *packed = static_cast<X *>(cpu::scratch(Plan<T>(pass_rows, k).bytes()));
     for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
         const int64_t left = rows.count() - begin;
         const Plan<T> plan(left < pass_rows ? left : pass_rows, k);
-        int64_t y_offsets[kMaxRows], m = 0;
+        int64_t y_offsets[kMost], m = 0;
         rows.visit(begin, begin + plan.m, [&](const int64_t *at) {
             pack_row(plan, m, a.x.as<const T>() + at[0], packed);
             y_offsets[m++] = at[1];

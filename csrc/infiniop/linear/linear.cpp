@@ -16,7 +16,8 @@ namespace {
 //   AVX-512 BF16: few 370 at 32 rows, 350 at 48, 370 at 64, 380 at 96; many 340 at 32, 370 at 48, 390 at 64, 420 at 96,
 //                 440 at 512. oneDNN: 260, 310, 340, 380, 445.
 //   AVX-512, AVX2: products are computed in float, and few is within 5 % of many. Baseline: few 30, many 35.
-// float32 and float16, whose products are always computed in float, gain nothing from the kernel for many rows.
+// float32 and float16, whose products are always computed in float, gain nothing from the kernel for many rows; what
+// float32 gains from packing on AVX2, packed_groups.h does.
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 #if defined(__aarch64__)
 constexpr int64_t kFewRows[kCpuCapabilities] = {kAny, kAny, 40}; // neon_bf16 (40) is assumed, not measured
