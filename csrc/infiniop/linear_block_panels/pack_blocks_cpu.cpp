@@ -181,13 +181,12 @@ void pack_whole(const PackArgs &a, int64_t panel, int64_t block, const Place *pl
     }
     Bytes codes[kMostElements];
     const int high_bits = layout.bits - 4;
+    const auto high_mask = static_cast<uint8_t>((1 << high_bits) - 1); // a byte: vectors take no wider scalar
     for (int e = 0; e < elements; ++e) {
         const Place &place = places[e];
         codes[e] = columns[place.byte] >> static_cast<uint8_t>(place.shift) & 15;
         if (high_bits > 0) {
-            codes[e] |= (columns[place.high_byte] >> static_cast<uint8_t>(place.high_shift) &
-                         static_cast<uint8_t>((1 << high_bits) - 1))
-                        << 4;
+            codes[e] |= (columns[place.high_byte] >> static_cast<uint8_t>(place.high_shift) & high_mask) << 4;
         }
     }
     for (int first = 0; first < elements; first += layout.run_columns()) {
