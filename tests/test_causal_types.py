@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_infini.patch import patch_model
+from torch_infini.patch import load_model, patch_model
 from torch_infini.patch.swap import Patched
 from torch_infini.testing.causal_types import build, causal_types
 
@@ -86,6 +86,15 @@ def test_the_table_has_every_type() -> None:
     assert sum(row["patched"] == "fully" for row in table.values()) >= 161
     assert not [row for row in table.values() if row["patched"] == "failed" or "differs" in row.values()]
     assert [row["type"] for row in table.values() if row["folder"] != row["engine"]] == []
+
+
+@pytest.mark.parametrize("kind", ["diffllama", "xlnet"])
+def test_every_parameter_is_read(kind: str, tmp_path: Path) -> None:
+    """Also those that a model makes by torch.normal or as nn.Parameter(torch.FloatTensor), on no default device."""
+    model = build(kind)
+    model.save_pretrained(tmp_path)
+    found = dict(load_model(tmp_path).named_parameters())
+    assert all(torch.equal(found[name], parameter) for name, parameter in model.named_parameters())
 
 
 def test_a_type_that_is_none(every_type: Any) -> None:

@@ -183,6 +183,9 @@ def empty_model(config: PreTrainedConfig, path: Path, dtype: torch.dtype | None,
             for key, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
                     module._buffers[key] = torch.empty_like(buffer, device="cpu")
+            for key, parameter in module._parameters.items():
+                if parameter is not None and not parameter.is_meta:  # of torch.normal, which takes no default device
+                    module._parameters[key] = nn.Parameter(parameter.to("meta"), requires_grad=False)
         model.initialize_weights()  # sets the buffers that no checkpoint has; parameters stay on meta
     return model
 
