@@ -26,9 +26,10 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from torch_infini import LLM, SamplingParams, patch_model
+from torch_infini.patch.paged import OwnCacheModel
 from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
 
-LIMIT = 60  # seconds for a type
+LIMIT = 120  # seconds for a type
 ALLOWED = 1e-4  # of the difference
 
 
@@ -43,8 +44,9 @@ class Row:
         reasons: Why modules were left, the commonest first.
         difference: Of the patched model's logits for two texts of 57 tokens in float32, relative (root mean square).
             The weights are twice those of the other columns, so that attention and gates are not nearly uniform.
-        engine: "served", "recorded" (decode steps too), "differs", or "refused".
-        why: Why not served or recorded.
+        engine: "recorded" (decode steps too), "served", "own cache" (transformers' cache, one sequence at a time), "no
+            cache" (all tokens again in each step), "differs", or "refused".
+        why: Why not recorded.
         folder: Of the model once saved, read by LLM(folder): as engine.
         folder_why: Why not served.
     """
@@ -143,7 +145,7 @@ def serve(source: Any, model: Any, size: float) -> tuple[str, str]:
     """Serve a model or a folder, and compare its tokens with the model's logits, of that size.
 
     Returns:
-        ("served", "recorded", "differs" or "refused", the reason).
+        (Row.engine, the reason).
     """
     prompts = tokens_of(3, 33, 18)
     try:
@@ -156,7 +158,10 @@ def serve(source: Any, model: Any, size: float) -> tuple[str, str]:
         behind = logits.amax(-1) - logits[torch.arange(len(output.token_ids)), output.token_ids]
         if len(output.token_ids) != 12 or float(behind.max()) > 1e-3 * size:
             return "differs", f"a token is behind the likeliest by {float(behind.max()):.2g}"
-    return ("recorded", "") if llm.engine.model.is_recordable else ("served", "decode steps run op by op")
+    served = llm.engine.model
+    if isinstance(served, OwnCacheModel):
+        return ("own cache" if served.has_cache else "no cache"), served.reason[:200]
+    return ("recorded", "") if served.is_recordable else ("served", "decode steps run op by op")
 
 
 def shortened(error: BaseException) -> str:

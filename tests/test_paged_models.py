@@ -22,7 +22,7 @@ from torch_infini.nn.linear import fastest
 from torch_infini.patch import save_patched
 from torch_infini.patch.files.foreign import load
 from torch_infini.patch.layers.packed_linear import PackedLinear
-from torch_infini.patch.paged import sites
+from torch_infini.patch.paged import PagedModel, sites
 from torch_infini.testing import causal_types
 from torch_infini.testing.families import VOCABULARY
 from torch_infini.testing.patched_families import FAMILIES, Family
@@ -302,10 +302,9 @@ def test_refused() -> None:
     """States beside keys and values, attention of its own, later tokens, parts of models, models that are nowhere."""
     states: Any = causal_types.build("recurrent_gemma")
     with pytest.raises(ValueError, match="RecurrentGemmaForCausalLM cannot be served: .* keeps states other than keys"):
-        served(states)
-    assert not is_patched(states)
+        PagedModel(states)
     with pytest.raises(ValueError, match="BloomForCausalLM cannot be served: no layer of it calls transformers'"):
-        served(Family("Bloom").build())
+        PagedModel(Family("Bloom").build())
     both: Any = FAMILIES[0].build()
     both.config.is_causal = False
     for layer in both.model.layers:

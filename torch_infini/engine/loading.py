@@ -120,10 +120,11 @@ def load_served(
                 f"{_NAME}: tensor_parallel_size must be 1 for a model that runs through transformers, got {size} for "
                 f"{folder}"
             )
-        from ..patch.paged import load_paged
+        from ..patch.paged import load_served_model
 
         found = given or load_tokenizer(folder)
-        return Served(load_paged(folder, weights, floating(dtype), device, activations), found, sampling, pooling)
+        served = load_served_model(folder, weights, floating(dtype), device, activations)
+        return Served(served, found, sampling, pooling)
     checked_config(folder)  # first, because the tokenizer's reader describes errors of a config less clearly
     tp_group = init_tp_group(size, device) if size != 1 else None
     found = given or load_tokenizer(folder)  # while workers start
@@ -190,9 +191,9 @@ def _is_encoder(model: Path | nn.Module) -> bool:
 
 
 def _paged(model: nn.Module, quantization: str | None) -> ServedModel:
-    """Wrap a model of transformers in a PagedModel; patch it unless it is patched."""
+    """Wrap a model of transformers for the engine; patch it unless it is patched."""
     from ..patch import is_patched, patch_model, unpatch_model
-    from ..patch.paged import PagedModel, check_model
+    from ..patch.paged import check_model, serve
 
     check_model(model)
     was_patched = is_patched(model)
@@ -201,7 +202,7 @@ def _paged(model: nn.Module, quantization: str | None) -> ServedModel:
     if not was_patched:
         patch_model(model, weights=quantization)
     try:
-        return PagedModel(model)
+        return serve(model)
     except BaseException:
         if not was_patched and quantization is None and is_patched(model):
             unpatch_model(model)

@@ -1,4 +1,4 @@
-"""ServedModel: the interface of models that the engine runs, which Llama and PagedModel of patch/paged implement."""
+"""ServedModel: what the engine runs; Llama, and PagedModel and OwnCacheModel of patch/paged, have this interface."""
 
 from __future__ import annotations
 

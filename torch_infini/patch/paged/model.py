@@ -8,64 +8,35 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 from weakref import finalize
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import PreTrainedModel
 
-from ...checkpoints import Activations
 from ...distributed import TPGroup
 from ...nn import Batch, KVCache, LoRASite, MixedKVCache
 from ...nn.cache import token_bytes
 from ...nn.states import SequenceStates, StateShape
-from ...ops import FLOATS
-from ..checks.probe import HALF
 from ..checks.trial import rms, without_side_effects
-from ..files.foreign import class_named, load
 from ..layers import interface
 from ..layers.memory import use_large_pages
-from ..layers.packed_linear import bytes_of, packs_weights
+from ..layers.packed_linear import bytes_of
 from ..layers.paged import PAGED_NAME
 from ..layers.state_space import reads_weight
 from .calls import PagedBackend
+from .config import config_of, positions_of
 from .rotation import find_switch, place_by_row, position_modules, rotary_modules, rotate_by_row
-from .sites import Unserved, configs_of, find_sites, implementation, value_of
+from .sites import Unserved, configs_of, find_sites, implementation
+from .trial import NAME, check_model, compare, find_causal_model, rounding_of, trial_tokens
 
-_NAME = "torch_infini.LLM"
-_BLOCK = 4  # tokens of a block in the trial
-_POSITIONS = 1 << 17  # of a model whose config names none
 _STATE_TOKENS = 256  # between two states of a sequence that are kept: the engine's chunk
 CHECK = "warn_if_padding_and_no_attention_mask"  # a method of transformers' models
 _logger = logging.getLogger("torch_infini")
-
-
-@dataclass(frozen=True)
-class PagedConfig:
-    """The values of a model's config that the engine reads.
-
-    Attributes:
-        model_type: The model's type in transformers.
-        vocab_size: Columns of the logits.
-        max_position_embeddings: The longest sequence that is served.
-        num_attention_heads, num_key_value_heads: Heads of the first layer.
-        bos_token_id: None if there is none.
-        eos_token_ids: The end-of-sequence tokens; may be empty.
-    """
-
-    model_type: str
-    vocab_size: int
-    max_position_embeddings: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
 
 
 class PagedModel:
@@ -100,10 +71,8 @@ class PagedModel:
         self._configs = configs_of(model)
         self._models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
         self._keeps = "logits_to_keep" in inspect.signature(inner.forward).parameters
-        text = inner.config.get_text_config()
-        positions = int(getattr(text, "max_position_embeddings", None) or _POSITIONS)
-        vocabulary = int(getattr(text, "vocab_size", 0)) or inner.get_input_embeddings().weight.shape[0]
-        tokens = trial_tokens(vocabulary).to(self.device)
+        positions = positions_of(inner)
+        tokens = trial_tokens(inner).to(self.device)
         try:
             self.rotary_switch = find_switch(inner, positions)
             with without_side_effects(model):
@@ -114,21 +83,11 @@ class PagedModel:
                     _logger.warning(
                         "%s: sequences must be shorter than %d tokens, because from there on a query sees other keys "
                         "than the newest",
-                        _NAME,
+                        NAME,
                         rule,
                     )
                     positions = rule
-                ends = inner.generation_config.eos_token_id
-                kv_heads = sites[0].kv_heads if sites else 1
-                self.config = PagedConfig(
-                    text.model_type,
-                    logits.shape[-1],
-                    positions,
-                    value_of(text, "num_attention_heads", kv_heads),
-                    kv_heads,
-                    inner.generation_config.bos_token_id,
-                    () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends),
-                )
+                self.config = config_of(inner, logits, positions, sites[0].kv_heads if sites else 1)
                 self.is_recordable = True
                 self._first = 0
                 placing = self._place_by_row()
@@ -138,7 +97,7 @@ class PagedModel:
                     for handle in placing:
                         handle.remove()
         except Unserved as unserved:
-            raise ValueError(f"{_NAME}: {type(inner).__name__} cannot be served: {unserved}") from unserved
+            raise ValueError(f"{NAME}: {type(inner).__name__} cannot be served: {unserved}") from unserved
         for handle in self._place_by_row():
             finalize(self, handle.remove)
         if self.rotary_switch is not None:
@@ -171,10 +130,7 @@ class PagedModel:
         Raises:
             ValueError: If the model has no part that computes them alone.
         """
-        inner = find_causal_model(self.model)
-        base = inner.base_model
-        if base is inner:
-            raise ValueError(f"{_NAME}: embeddings must be of a model with a part without the head, got {type(inner)}")
+        base = base_of(self.model)
         backend = PagedBackend(self._sites, batch, cache, self.rotary_switch)
         tokens, positions = batch.tokens[None], backend.positions[None] + self._first
         with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, backend):
@@ -240,11 +196,7 @@ class PagedModel:
 
         All experts of a mixture are counted.
         """
-        inner = find_causal_model(self.model)
-        table = inner.get_input_embeddings().weight
-        head = inner.get_output_embeddings()
-        shared = isinstance(head, nn.Module) and head._parameters.get("weight") is table
-        return bytes_of(self.model) - (0 if shared else table.nbytes)
+        return step_bytes(self.model)
 
     def _place_by_row(self) -> list[Any]:
         """Let embeddings of positions that count from a cache read the batch's; return the hooks' handles."""
@@ -261,15 +213,15 @@ class PagedModel:
             Unserved: If the logits differ.
         """
         try:
-            return self._compare(tokens, logits)
+            return compare(self, tokens, logits)
         except Unserved as reason:
             self._first = self._find_first(tokens, logits)
             if not self._first:
                 raise
             places = self.config.max_position_embeddings - self._first
             self.config = replace(self.config, max_position_embeddings=places)
-            _logger.debug("%s: positions begin at %d (%s)", _NAME, self._first, reason)
-        self._compare(tokens, logits)
+            _logger.debug("%s: positions begin at %d (%s)", NAME, self._first, reason)
+        compare(self, tokens, logits)
 
     def _find_first(self, tokens: Tensor, logits: Tensor) -> int:
         """Return the first token's position in an ordinary call: behind that of padding, as RoBERTa's; 0 if unknown."""
@@ -284,37 +236,6 @@ class PagedModel:
             if rms((found.logits[0] - logits).float()) <= rounding_of(logits) * rms(logits.float()):
                 return first
         return 0
-
-    def _compare(self, tokens: Tensor, logits: Tensor) -> None:
-        """Compute the trial's tokens in parts, and raise Unserved if their logits are not those given."""
-        try:
-            found = in_parts(self, tokens)
-        except Unserved:
-            raise
-        except Exception as failure:  # a forward that needs other arguments may raise anything
-            cause = f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
-            raise Unserved(f"its forward needs more than tokens and positions: {cause}") from failure
-        # The effect of what the cache holds: the same tokens after other text.
-        other = tokens.clone()
-        other[: len(other) // 2] = other[: len(other) // 2].flip(0)
-        with torch.no_grad():
-            behind = self.model(input_ids=other[None], use_cache=False).logits[0]
-        later = slice(len(tokens) // 2 + 1, None)
-        effect = rms((behind - logits)[later].float())
-        error, size = rms((found - logits).float()), rms(logits.float())
-        # The error may be half of that effect; but rounding alone explains some share of the logits' size.
-        rounding = rounding_of(logits)
-        if not error <= max(min(effect / 2, 4 * rounding * size), rounding * size):
-            raise Unserved(
-                f"the logits of {len(tokens)} tokens in parts differ from those in one call by {error:.3g} (root mean "
-                f"square; other text before them changes them by {effect:.3g}): it keeps states other than keys and "
-                "values, or its positions follow from a mask"
-            )
-
-
-def rounding_of(logits: Tensor) -> float:
-    """Return the share of the logits' size that rounding alone explains."""
-    return HALF.get(logits.dtype, 4e-5) / 4
 
 
 @contextmanager
@@ -333,99 +254,25 @@ def _check_nothing(*args: Any) -> None:
     """Stand for transformers' warning about padding without a mask."""
 
 
-def in_parts(model: PagedModel, tokens: Tensor) -> Tensor:
-    """Compute tokens as an engine does: in two chunks, the second beside another sequence, and then one by one."""
-    total = len(tokens)
-    blocks = -(-total // _BLOCK)
-    cache = model.new_cache(2 * blocks, _BLOCK, sequences=2)
-    order = torch.arange(2 * blocks, device=tokens.device).view(blocks, 2).t().contiguous()  # blocks of two sequences
-    first, second = total // 3, 2 * total // 3
-
-    def step(*chunks: tuple[int, int, int]) -> Tensor:
-        """Compute chunks (sequence, first token, end)."""
-        numbers = torch.cat([torch.arange(start, end) for _, start, end in chunks]).to(tokens.device)
-        rows = torch.tensor([row for row, start, end in chunks for _ in range(start, end)], device=tokens.device)
-        slots = order[rows, numbers // _BLOCK] * _BLOCK + numbers % _BLOCK
-        lengths = torch.tensor([end for _, _, end in chunks], device=tokens.device)
-        counts = torch.tensor([0, *(end - start for _, start, end in chunks)], device=tokens.device).cumsum(0)
-        table = order[[row for row, _, _ in chunks]]
-        starts = None if all(end - start == 1 for _, start, end in chunks) else counts
-        states = torch.tensor([row for row, _, _ in chunks], device=tokens.device)
-        batch = Batch(tokens[numbers], numbers, slots, table, lengths, starts, states=states)
-        return model(batch, cache)
-
-    # The other sequence has the same tokens, and its chunks come first.
-    parts = [step((0, 0, first)), step((1, 0, 2), (0, first, second))[2:]]
-    parts += [step((1, i - second + 2, i - second + 3), (0, i, i + 1))[1:] for i in range(second, total)]
-    return torch.cat(parts)
-
-
-def trial_tokens(vocabulary: int) -> Tensor:
-    """Return the ids of the trial: more than a short convolution looks back, and no placeholders of images."""
-    low, high = (5, min(vocabulary, 500)) if vocabulary > 20 else (0, vocabulary)
-    return torch.randint(low, high, (15,), generator=torch.Generator("cpu").manual_seed(0))
-
-
-def find_causal_model(model: nn.Module) -> Any:
-    """Return the causal language model of transformers in a wrapper, or the model itself.
+def base_of(model: nn.Module) -> nn.Module:
+    """Return the part of a causal language model that computes its hidden states.
 
     Raises:
         ValueError: If there is none.
     """
-    found = next(
-        (m for m in model.modules() if isinstance(m, PreTrainedModel) and isinstance(m, GenerationMixin)), None
-    )
-    if found is None or found.get_input_embeddings() is None:
-        raise ValueError(
-            f"{_NAME}: model must be a causal language model of transformers, a Llama or a folder, got a "
-            f"{type(model).__name__}"
-        )
-    return found
-
-
-def check_model(model: nn.Module) -> tuple[Any, torch.device]:
-    """Return the causal language model in a module, and the device that it is on.
-
-    Raises:
-        ValueError: If there is none, or it is not loaded, on several devices, or of a dtype without kernels.
-    """
     inner = find_causal_model(model)
-    away = next((name for name, tensor in model.named_parameters() if tensor.is_meta), None)
-    if away is not None:
-        raise ValueError(f"{_NAME}: the model must be loaded, got {away} on meta")
-    devices = sorted({str(tensor.device) for tensor in model.parameters()})
-    if len(devices) != 1:
-        raise ValueError(f"{_NAME}: the model must be on one device, got one on {', '.join(devices) or 'none'}")
-    wrong = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype not in FLOATS), None)
-    if wrong is not None:
-        raise ValueError(f"{_NAME}: the model must be float32, bfloat16 or float16, got {wrong}")
-    return inner, torch.device(devices[0])
+    base: nn.Module = inner.base_model
+    if base is inner:
+        raise ValueError(f"{NAME}: embeddings must be of a model with a part without the head, got {type(inner)}")
+    return base
 
 
-def is_causal(config: Mapping[str, Any]) -> bool:
-    """Return whether transformers has a causal language model of a config's model_type, or of its architectures."""
-    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or class_named(config) is not None
-
-
-def load_paged(
-    folder: Path,
-    weights: str | None,
-    dtype: torch.dtype | None,
-    device: torch.device | str,
-    activations: Activations | None = None,
-) -> PagedModel:
-    """Load a checkpoint of a model of transformers, patched where possible, for the engine.
-
-    Args:
-        folder: A folder or .gguf file.
-        weights: As patch_model's; None: dense ones are packed where that is faster.
-        dtype: The dtype of activations and dense weights; None: the checkpoint's.
-        device: The model's device.
-        activations: As torch_infini.load's.
-
-    Raises:
-        ValueError: As PagedModel, for a checkpoint that contradicts itself, or weights that it cannot have.
-    """
-    packs = weights is None and packs_weights(device)
-    model = load(folder, dtype, weights, activations, must_patch=False, packs=packs)
-    return PagedModel(model.to(device))  # type: ignore[arg-type]  # of transformers
+def step_bytes(model: nn.Module) -> int:
+    """Return the bytes of weights that a step reads: all but the embedding, of which it reads one row per token."""
+    inner = find_causal_model(model)
+    table = getattr(inner.get_input_embeddings(), "weight", None)
+    if table is None:
+        raise Unserved("its tokens have several embeddings")
+    head = inner.get_output_embeddings()
+    shared = isinstance(head, nn.Module) and head._parameters.get("weight") is table
+    return bytes_of(model) - (0 if shared else table.nbytes)

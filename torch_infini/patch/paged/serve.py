@@ -1,0 +1,85 @@
+"""serve, load_served_model: models of transformers for the engine, over its paged cache or else with their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from ...checkpoints import Activations
+from ..files.foreign import class_named, load
+from ..layers.packed_linear import packs_weights
+from .model import PagedModel
+from .own_cache import OwnCacheModel
+from .sites import Unserved
+from .trial import NAME
+
+_logger = logging.getLogger("torch_infini")
+
+
+def is_causal(config: Mapping[str, Any]) -> bool:
+    """Return whether transformers has a causal language model of a config's model_type, or of its architectures."""
+    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or class_named(config) is not None
+
+
+def load_served_model(
+    folder: Path,
+    weights: str | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    activations: Activations | None = None,
+) -> PagedModel | OwnCacheModel:
+    """Load a checkpoint of a model of transformers, patched where possible, for the engine.
+
+    Args:
+        folder: A folder or .gguf file.
+        weights: As patch_model's; None: dense ones are packed where that is faster.
+        dtype: The dtype of activations and dense weights; None: the checkpoint's.
+        device: The model's device.
+        activations: As torch_infini.load's.
+
+    Raises:
+        ValueError: As PagedModel, for a checkpoint that contradicts itself, or weights that it cannot have.
+    """
+    packs = weights is None and packs_weights(device)
+    model = load(folder, dtype, weights, activations, must_patch=False, packs=packs)
+    return serve(model.to(device))  # type: ignore[arg-type]  # of transformers
+
+
+def serve(model: nn.Module) -> PagedModel | OwnCacheModel:
+    """Wrap a causal language model of transformers for the engine.
+
+    A warning says why a model does not run over the engine's cache.
+
+    Args:
+        model: As PagedModel's.
+
+    Raises:
+        ValueError: If neither serves it, with the reasons of both.
+    """
+    try:
+        return PagedModel(model)
+    except ValueError as error:
+        if not isinstance(error.__cause__, Unserved):
+            raise
+        refused = error
+    reason = str(refused.__cause__)
+    try:
+        served = OwnCacheModel(model, reason)
+    except ValueError as error:
+        if str(error.__cause__) in reason:
+            raise refused from error
+        raise ValueError(f"{refused}; and with transformers' own cache: {error.__cause__}") from error
+    _logger.warning(
+        "%s: %s runs %s, one sequence at a time, because %s",
+        NAME,
+        type(model).__name__,
+        "with transformers' own cache" if served.has_cache else "without a cache, all tokens in each step",
+        reason,
+    )
+    return served
