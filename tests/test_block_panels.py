@@ -23,8 +23,9 @@ from torch_infini.testing.ops.fused_experts import ExpertsCall, in_blocks, refer
 from torch_infini.testing.ops.linear_block_panels import inputs
 from torch_infini.testing.ops.linear_blocks import random_weight
 from torch_infini.weights import FORMATS, Integers, experts_in_panels, experts_out_of_panels, in_panels, out_of_panels
+from torch_infini.weights.blocks import PANEL_LEVELS
 
-PREFERS = library.capability == "avx512_bf16"
+PREFERS = library.capability in PANEL_LEVELS
 
 
 @pytest.mark.parametrize("kind", NUMBERS.values())
@@ -39,9 +40,9 @@ def test_rows_alone_and_in_batches(kind: str) -> None:
 
 
 def test_weights_are_not_rounded() -> None:
-    """Where bfloat16 is multiplied in pairs, the only error is that of the result; linear_blocks rounds weights too."""
+    """Where panels have a kernel, the only error is that of the result; linear_blocks rounds weights too."""
     if not PREFERS:
-        pytest.skip("it takes AVX-512 BF16")
+        pytest.skip("it takes AVX-512 BF16, or AVX2 alone")
     x, weight, number, _ = inputs(torch.bfloat16, 64, kind="q4_k", blocks=8, panels=8)
     values = KINDS["q4_k"].values(random_weight(KINDS["q4_k"], 128, 2048)).flatten(1)
     exact = x.double() @ values.T
@@ -127,7 +128,7 @@ QUICK = ("q8_0", "q4_k", "mxfp4")
     "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.full) for kind in NUMBERS.values()]
 )
 def test_experts(kind: str) -> None:
-    """The bits of linear_block_panels for each expert, and nearer to float64 than rows, whose weights are rounded."""
+    """The bits of linear_block_panels for each expert; nearer to float64 than rows whose weights bfloat16 rounds."""
     of, op = KINDS[kind], torch.ops.infini
     hidden, inner = of.elements * (3 if of.elements < 100 else 1), of.elements * (5 if of.elements < 100 else 2)
     for tokens in (1, 2, 5, 33):
@@ -141,7 +142,8 @@ def test_experts(kind: str) -> None:
             exact = reference(ExpertsCall(x=x, gate_up=gate_up, down=down, index=index, weights=weights, **kinds))
             error, by_rows = (y.double() - exact for y in (found, op.fused_experts(*args[:5], **kinds)))
             assert float(error.norm() / exact.norm()) < (0.003 if PREFERS else 0.02)
-            assert float(error.norm()) <= 1.1 * float(by_rows.norm())
+            if library.capability == "avx512_bf16":
+                assert float(error.norm()) <= 1.1 * float(by_rows.norm())
             if not PREFERS:
                 continue
             sums = torch.zeros(tokens, hidden)

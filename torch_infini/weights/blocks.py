@@ -18,6 +18,7 @@ from ..ops._block_panels import NUMBERS, PANEL, packed_shape
 from ..ops._blocks import KINDS, BlockKind
 from .format import Format, Integers, TensorSpec
 
+PANEL_LEVELS = ("avx2", "avx2_vnni", "avx512_bf16")  # whose kernels multiply panels faster than rows
 _CHUNK = 1 << 20  # elements that are dequantized at a time: the formulas compute in float64
 
 
@@ -100,7 +101,7 @@ class BlockPanelFormat(BlockFormat):
 def panels_of(name: str, weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     """Lay weights in blocks out in panels, one below the other, where their products are faster so.
 
-    That is for bfloat16 where the CPU multiplies it in pairs, without tiles, and for multiples of 16 rows.
+    That is for bfloat16 at PANEL_LEVELS, without tiles, and for multiples of 16 rows.
 
     Args:
         name: The format, which may be any.
@@ -111,7 +112,7 @@ def panels_of(name: str, weights: Sequence[Tensor], dtype: torch.dtype) -> Tenso
         The weight of the format of panels, or None.
     """
     kind = KINDS.get(name)
-    if kind is None or kind.number not in NUMBERS or library.capability != "avx512_bf16" or dtype != torch.bfloat16:
+    if kind is None or kind.number not in NUMBERS or library.capability not in PANEL_LEVELS or dtype != torch.bfloat16:
         return None
     if library.emulates_cuda() or any(backing_type(x.device) != "cpu" or len(x) % PANEL for x in weights):
         return None

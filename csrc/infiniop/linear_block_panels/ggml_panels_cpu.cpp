@@ -2,6 +2,7 @@
 #include "ggml_panels.h"
 
 #include "panel_codes.h"
+#include "panel_integers.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -116,6 +117,120 @@ struct Q6_K {
         }
     };
     static Table64 table() { return {counted_from(-32), counted_from(-16), counted_from(0), counted_from(16)}; }
+};
+
+#elif defined(INFINI_INTEGER_PANELS)
+
+struct OneScale {
+    const uint8_t *p;
+    explicit OneScale(const uint8_t *bytes) : p(bytes) {}
+    VecF scale(int, int half) const { return halves_at(p + 16 * half); }
+};
+struct ScaleAndShift : OneScale {
+    using OneScale::OneScale;
+    VecF shift(int, int half) const { return halves_at(p + 32 + 16 * half); }
+};
+
+template <int kBitsOf, int kOffsetOf, typename HeaderOf> struct Of32 {
+    static constexpr int kElements = 32, kGroup = 32, kBits = kBitsOf, kOffset = kOffsetOf;
+    static constexpr bool kShifts = std::is_same_v<HeaderOf, ScaleAndShift>;
+    static constexpr int kHeaderBytes = kShifts ? 64 : 32;
+    using Header = HeaderOf;
+    static __m256i value(__m256i code) { return code; }
+};
+
+using Q4_0 = Of32<4, 8, OneScale>;
+using Q4_1 = Of32<4, 0, ScaleAndShift>;
+using Q5_0 = Of32<5, 16, OneScale>;
+using Q5_1 = Of32<5, 0, ScaleAndShift>;
+using Q8_0 = Of32<8, 0, OneScale>;
+
+// Looks bytes up; those of the upper halves must be 0 or have their highest bit set.
+inline __m256i values_of(__m256i code, __m128i table) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), code);
+}
+
+struct Iq4Nl : Of32<4, 127, OneScale> {
+    // The values and 127: that of code 0 is 0, and so are the upper halves.
+    static __m256i value(__m256i code) {
+        return values_of(code,
+                         _mm_setr_epi8(0, 23, 44, 62, 78, 92, 105, 117, -128, -116, -104, -91, -76, -60, -40, -16));
+    }
+};
+
+// Half the scale, 2 ** (e - 128), for doubled values; also of e = 0 and 1, whose powers are denormal.
+struct HalfOfExponent {
+    const uint8_t *p;
+    explicit HalfOfExponent(const uint8_t *bytes) : p(bytes) {}
+    VecF scale(int, int half) const {
+        const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 8 * half)));
+        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+        const __m256i denormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+        return (VecF)_mm256_blendv_epi8(normal, denormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
+    }
+};
+struct Mxfp4 : Of32<4, 12, HalfOfExponent> {
+    static constexpr int kHeaderBytes = 16;
+    // The doubled values and 12.
+    static __m256i value(__m256i code) {
+        return values_of(_mm256_or_si256(code, _mm256_set1_epi16(-0x8000)),
+                         _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+    }
+};
+
+// The scales and minima of eight groups, six bits each, times factors of the block.
+struct SixBits {
+    VecF scales[8][2], shifts[8][2];
+
+    explicit SixBits(const uint8_t *p) {
+        const __m256i six = _mm256_set1_epi8(0x3f), four = _mm256_set1_epi8(0x0f), two = _mm256_set1_epi8(0x30);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const VecF d = halves_at(p + 16 * half), least = -halves_at(p + 32 + 16 * half);
+            const uint8_t *const bytes = p + 64 + 32 * half;
+            const __m256i s[3] = {half_line_at(bytes), half_line_at(bytes + 64), half_line_at(bytes + 128)};
+            const auto upper = [&](__m256i low, __m256i of) {
+                return _mm256_or_si256(_mm256_and_si256(low, four), _mm256_and_si256(_mm256_srli_epi32(of, 2), two));
+            };
+            const __m256i of_scales[2] = {_mm256_and_si256(s[0], six), upper(s[2], s[0])};
+            const __m256i of_shifts[2] = {_mm256_and_si256(s[1], six), upper(_mm256_srli_epi32(s[2], 4), s[1])};
+#pragma GCC unroll 8
+            for (int g = 0; g < 8; ++g) {
+                scales[g][half] = number(of_scales[g / 4], g % 4) * d;
+                shifts[g][half] = number(of_shifts[g / 4], g % 4) * least;
+            }
+        }
+    }
+    VecF scale(int g, int half) const { return scales[g][half]; }
+    VecF shift(int g, int half) const { return shifts[g][half]; }
+
+private:
+    INFINI_ALWAYS_INLINE static VecF number(__m256i bytes, int i) {
+        return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(bytes, 8 * i), _mm256_set1_epi32(0x3f)));
+    }
+};
+
+template <int kBitsOf> struct Of256 {
+    static constexpr int kElements = 256, kGroup = 32, kBits = kBitsOf, kHeaderBytes = 256, kOffset = 0;
+    static constexpr bool kShifts = true;
+    using Header = SixBits;
+    static __m256i value(__m256i code) { return code; }
+};
+using Q4_K = Of256<4>;
+using Q5_K = Of256<5>;
+
+struct Q6_K {
+    static constexpr int kElements = 256, kGroup = 16, kBits = 6, kHeaderBytes = 288, kOffset = 32;
+    static constexpr bool kShifts = false;
+    struct Header {
+        const uint8_t *p;
+        explicit Header(const uint8_t *bytes) : p(bytes) {}
+        VecF scale(int g, int half) const {
+            const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 32 + 16 * g + 8 * half));
+            return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)) * halves_at(p + 16 * half);
+        }
+    };
+    static __m256i value(__m256i code) { return code; }
 };
 
 #endif

@@ -2,6 +2,7 @@
 #include "int4_panels.h"
 
 #include "panel_codes.h"
+#include "panel_integers.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -18,6 +19,18 @@ template <int kGroupOf> struct Int4 {
         VecF shift(int) const { return (splat(8) - zero) * of; }
     };
     static Table16 table() { return Table16(counted_from(-8)); }
+};
+#elif defined(INFINI_INTEGER_PANELS)
+template <int kGroupOf> struct Int4 {
+    static constexpr int kElements = kGroupOf, kGroup = kGroupOf, kBits = 4, kHeaderBytes = 64, kOffset = 8;
+    static constexpr bool kShifts = true;
+    struct Header {
+        const uint8_t *p;
+        explicit Header(const uint8_t *bytes) : p(bytes) {}
+        VecF scale(int, int half) const { return halves_at(p + 16 * half); }
+        VecF shift(int g, int half) const { return (splat(8) - halves_at(p + 32 + 16 * half)) * scale(g, half); }
+    };
+    static __m256i value(__m256i code) { return code; }
 };
 #endif
 

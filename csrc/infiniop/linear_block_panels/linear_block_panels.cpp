@@ -22,9 +22,11 @@ bool has(const TensorView &optional) {
     return optional.dtype != INFINI_DTYPE_INVALID;
 }
 
-bool multiplies_in_pairs(const Args &args) {
+bool has_kernel(const Args &args) {
 #if defined(__x86_64__)
-    return args.x.dtype == INFINI_DTYPE_BF16 && cpu_capability() == kAvx512Bf16 && cpu_tiles() == Tiles::kNone;
+    const CpuCapability level = cpu_capability();
+    const bool is_served = level == kAvx512Bf16 || level == kAvx2 || level == kAvx2Vnni;
+    return args.x.dtype == INFINI_DTYPE_BF16 && is_served && cpu_tiles() == Tiles::kNone;
 #else
     return false;
 #endif
@@ -76,7 +78,7 @@ void run_in_slices(const ExecutionContext &context, const Args &args) {
 }
 
 size_t cpu_workspace(const ExecutionContext &context, const Args &args) {
-    if (multiplies_in_pairs(args)) {
+    if (has_kernel(args)) {
         return 0;
     }
     return static_cast<size_t>(slice_bytes(args)) +
@@ -84,7 +86,7 @@ size_t cpu_workspace(const ExecutionContext &context, const Args &args) {
 }
 
 void run_on_cpu(const ExecutionContext &context, const Args &args) {
-    multiplies_in_pairs(args) ? multiply_kernel(context, {&args, 1}) : run_in_slices(context, args);
+    has_kernel(args) ? multiply_kernel(context, {&args, 1}) : run_in_slices(context, args);
 }
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu, cpu_workspace};
@@ -165,7 +167,7 @@ void run(const ExecutionContext &context, const Args &args) {
 }
 
 void run_together(const ExecutionContext &context, const Products &products) {
-    if (products.count > 1 && multiplies_in_pairs(products.args[0]) && products.args[0].y.size(-1) > 0) {
+    if (products.count > 1 && has_kernel(products.args[0]) && products.args[0].y.size(-1) > 0) {
         return multiply_kernel(context, products);
     }
     for (int64_t i = 0; i < products.count; ++i) {

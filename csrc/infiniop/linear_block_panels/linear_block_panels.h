@@ -1,7 +1,7 @@
 // linear_block_panels: y = x @ w^T + bias, where the weight's blocks are those of linear_blocks in panels of 16 rows, made
 // by pack_blocks: in as many bytes, so ordered that 16 rows are multiplied at once. CPU only. A row has the same bits in
-// any call. Where bfloat16 is multiplied in pairs, codes are multiplied by such x as integers and the sums of groups by
-// their scales, in float; otherwise, and for other x, the results have the bits of linear_blocks.
+// any call. Codes are multiplied by a bfloat16 x as integers, and the sums of groups by their scales, in float, where
+// bfloat16 is multiplied in pairs, and on AVX2; otherwise, and for other x, the results have the bits of linear_blocks.
 #pragma once
 
 #include "cpu_capability.h"

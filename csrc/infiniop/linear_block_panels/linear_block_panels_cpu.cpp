@@ -1,34 +1,42 @@
-// The CPU kernel of linear_block_panels, where bfloat16 is multiplied in pairs. Up to eight rows of x are multiplied while
-// a panel is decoded, in parts of 8, 4, 2 and 1, of which later ones find it in L2; for more rows a stretch of a panel is
-// decoded in L1 and multiplied by tiles of rows.
+// The CPU kernel of linear_block_panels, where bfloat16 is multiplied in pairs, or as integers with AVX2. Up to eight (four)
+// rows of x are multiplied while a panel is decoded, in parts of 8, 4, 2 and 1, of which later ones find it in L2; for
+// more rows a stretch of a panel is decoded in L1 and multiplied by tiles of rows.
 // Limit: memory bandwidth of the blocks for few rows of x, the multiply-add units beyond.
 #include "linear_block_panels.h"
 
 #include "bias.h"
 #include "panel_codes.h"
+#include "panel_integers.h"
 #include "parallel.h"
 #include "row_iterator.h"
 #include "scratch.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(INFINI_INTEGER_PANELS)
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
 using linear_block_panels::Args;
+using linear_block_panels::Numbers;
 using linear_block_panels::PanelKind;
 
+#if defined(INFINI_INTEGER_PANELS)
+constexpr int kTileRows = 4;
+constexpr bool kIntegers = true;
+#else
 constexpr int kTileRows = 8;
-constexpr int64_t kStretch = 512;   // columns decoded at a time, 16 KiB: a multiple of every block's elements
-constexpr int64_t kPassRows = 256;  // rows of x that share a pass over the weight
-constexpr int64_t kGroupLeast = 16; // columns of the smallest group
+constexpr bool kIntegers = false;
+#endif
+constexpr int64_t kStretch = 512;  // columns decoded at a time, 16 KiB: a multiple of every block's elements
+constexpr int64_t kPassRows = 256; // rows of x that share a pass over the weight
+constexpr int64_t kGroupLeast = 16, kGroupMost = 128; // columns of the smallest and the largest group
 
 int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
 // Rows of x in tiles: split evenly, or into powers of two if there are few. The rows of a tile are interleaved word by
-// word, and so are the sums of its groups.
+// word, and so are the numbers of its groups.
 struct Pass {
     int64_t rows = 0, k = 0, group = 1;
     int64_t words = k / 2, groups = k / group;
@@ -44,7 +52,9 @@ struct Pass {
         }
         return rows - left;
     }
-    int64_t bytes() const { return ceil_div(rows * (words + groups) * 4, 64) * 64; }
+    int64_t bytes() const {
+        return ceil_div(rows * (words * 4 + groups * static_cast<int64_t>(sizeof(Numbers)) + kIntegers), 64) * 64;
+    }
 };
 
 class PackedX {
@@ -52,35 +62,88 @@ public:
     PackedX() = default;
     PackedX(const Pass &pass, void *memory)
         : pass_(pass), words_(static_cast<uint32_t *>(memory)),
-          sums_(reinterpret_cast<float *>(words_ + pass.rows * pass.words)) {}
+          numbers_(reinterpret_cast<Numbers *>(words_ + pass.rows * pass.words)),
+          is_finite_(reinterpret_cast<bool *>(numbers_ + pass.rows * pass.groups)) {}
 
     const Pass &pass() const { return pass_; }
     const uint32_t *words(int64_t tile) const { return words_ + pass_.row(tile) * pass_.words; }
-    const float *sums(int64_t tile) const { return sums_ + pass_.row(tile) * pass_.groups; }
+    const Numbers *numbers(int64_t tile) const { return numbers_ + pass_.row(tile) * pass_.groups; }
+    // Of rows as integers, which neither infinity nor NaN has.
+    bool is_finite(int64_t row) const { return !kIntegers || is_finite_[row]; }
 
     void set(int64_t tile, const bf16 *x, const int64_t *offsets) const {
         const int64_t first = pass_.row(tile), rows = pass_.row(tile + 1) - first;
         for (int64_t r = 0; r < rows; ++r) {
             const bf16 *const from = x + offsets[first + r];
-            uint32_t *const to = words_ + first * pass_.words + r;
-            for (int64_t word = 0; word < pass_.words; ++word) {
-                std::memcpy(to + word * rows, from + 2 * word, sizeof(uint32_t));
-            }
-            float *const sums = sums_ + first * pass_.groups + r;
+            uint32_t *words = words_ + first * pass_.words + r;
+            Numbers *const numbers = numbers_ + first * pass_.groups + r;
+            bool is_finite = true;
             for (int64_t group = 0; group < pass_.groups; ++group) {
+                const bf16 *const of_group = from + group * pass_.group;
+                const void *elements = of_group;
+#if defined(INFINI_INTEGER_PANELS)
+                alignas(32) int16_t integers[kGroupMost];
+                numbers[group * rows] = to_integers(of_group, integers);
+                is_finite = is_finite && numbers[group * rows].scale > 0; // not NaN
+                elements = integers;
+#else
                 VecF total{};
                 for (int64_t i = 0; i < pass_.group; i += kLanes) {
-                    total += load(from + group * pass_.group + i);
+                    total += load(of_group + i);
                 }
-                sums[group * rows] = infini::INFINI_LEVEL::sum(total);
+                numbers[group * rows].sum = infini::INFINI_LEVEL::sum(total);
+#endif
+                for (int64_t word = 0; word < pass_.group / 2; ++word, words += rows) {
+                    std::memcpy(words, static_cast<const char *>(elements) + 4 * word, sizeof(uint32_t));
+                }
+            }
+            if (kIntegers) {
+                is_finite_[first + r] = is_finite;
             }
         }
     }
 
 private:
+#if defined(INFINI_INTEGER_PANELS)
+    // x = integer * scale, a power of two by which the largest has 15 bits. With infinity or NaN the scale is NaN.
+    Numbers to_integers(const bf16 *x, int16_t *integers) const {
+        VecU largest{};
+        for (int64_t i = 0; i < pass_.group; i += kLanes) {
+            const VecU size = (VecU)load(x + i) & 0x7fffffffu;
+            largest = (VecU)_mm256_max_epu32((__m256i)largest, (__m256i)size);
+        }
+        uint32_t bits = 0;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            bits = largest[lane] > bits ? largest[lane] : bits;
+        }
+        const auto exponent = static_cast<int>(bits >> 23);
+        if (exponent == 255) {
+            std::memset(integers, 0, static_cast<size_t>(pass_.group) * sizeof(int16_t));
+            return {0, float_of(0x7fc00000u), 0};
+        }
+        // 2 ** (14 - e), as far as both powers are normal.
+        const int up = exponent < 32 ? 127 + 14 + 127 - 32 : 127 + 14 + 127 - exponent;
+        const VecF factor = splat(float_of(static_cast<uint32_t>(up) << 23));
+        const float scale = float_of(static_cast<uint32_t>(254 - up) << 23);
+        VecI total{};
+        for (int64_t i = 0; i < pass_.group; i += kLanes) {
+            const __m256i values = _mm256_cvtps_epi32(load(x + i) * factor);
+            total += (VecI)values;
+            const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(values, values), 0xd8);
+            _mm_storeu_si128(reinterpret_cast<__m128i *>(integers + i), _mm256_castsi256_si128(packed));
+        }
+        int32_t whole = 0;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            whole += total[lane];
+        }
+        return {static_cast<float>(whole) * scale, scale, whole};
+    }
+#endif
+
     Pass pass_;
     uint32_t *words_ = nullptr;
-    float *sums_ = nullptr;
+    Numbers *numbers_ = nullptr;
+    bool *is_finite_ = nullptr;
 };
 
 // A decoded stretch of a panel.
@@ -89,10 +152,59 @@ struct Decoded {
     alignas(64) float scales[kStretch / kGroupLeast * kPanel], shifts[kStretch / kGroupLeast * kPanel];
 };
 
+#if defined(INFINI_INTEGER_PANELS)
+
+// Adds the products of a stretch of `groups` groups with kM rows to y [kM][kPanel], with the bits of dot_panel.
+template <int kM, bool kShifts>
+__attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t groups, int64_t group_words,
+                                             const uint32_t *x, const Numbers *numbers, float *y) {
+    const uint32_t *words = decoded.words;
+    for (int64_t g = 0; g < groups; ++g, numbers += kM) {
+        VecI sums[kM][2] = {};
+        for (int64_t word = 0; word < group_words; ++word, words += kPanel, x += kM) {
+            const auto *of_rows = reinterpret_cast<const __m256i *>(words);
+            __m256i first = _mm256_load_si256(of_rows), second = _mm256_load_si256(of_rows + 1);
+            keep_in_register(first);
+            keep_in_register(second);
+#pragma GCC unroll 4
+            for (int m = 0; m < kM; ++m) {
+                sums[m][0] = add_products(sums[m][0], first, x[m]);
+                sums[m][1] = add_products(sums[m][1], second, x[m]);
+            }
+        }
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const int64_t at = g * kPanel + half * kLanes;
+            const VecF scale = load(decoded.scales + at), shift = kShifts ? load(decoded.shifts + at) : VecF{};
+#pragma GCC unroll 4
+            for (int m = 0; m < kM; ++m) {
+                float *const to = y + m * kPanel + half * kLanes;
+                store(to, add_group<kShifts>(load(to), sums[m][half], scale, shift, numbers[m]));
+            }
+        }
+    }
+}
+
+// y [kPanel] of a stretch and a row that has infinity or NaN, which becomes that of y element by element.
+void multiply_elements(const Decoded &decoded, const PanelKind &kind, int64_t columns, const bf16 *x, float *y) {
+    for (int64_t column = 0; column < columns; ++column) {
+        const float of_x = load(x + column, 1)[0];
+        for (int row = 0; row < kPanel; ++row) {
+            const int64_t number = column / kind.group * kPanel + row;
+            int16_t codes[2];
+            std::memcpy(codes, &decoded.words[column / 2 * kPanel + row], sizeof codes);
+            const float shift = kind.shifts ? decoded.shifts[number] : 0;
+            y[row] += of_x * (static_cast<float>(codes[column % 2]) * decoded.scales[number] + shift);
+        }
+    }
+}
+
+#else
+
 // Adds the products of a stretch of `groups` groups with kM rows to y [kM][kPanel], in the order of dot_panel.
 template <int kM, bool kShifts>
 __attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t groups, int64_t group_words,
-                                             const uint32_t *x, const float *sums, float *y) {
+                                             const uint32_t *x, const Numbers *numbers, float *y) {
     const uint32_t *words = decoded.words;
     for (int64_t g = 0; g < groups; ++g) {
         VecF part[kM][kSums] = {};
@@ -114,12 +226,14 @@ __attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t gro
         for (int m = 0; m < kM; ++m) {
             VecF total = fma(part[m][0] + part[m][1], scale, load(y + m * kPanel));
             if constexpr (kShifts) {
-                total = fma(splat(sums[g * kM + m]), shift, total);
+                total = fma(splat(numbers[g * kM + m].sum), shift, total);
             }
             store(y + m * kPanel, total);
         }
     }
 }
+
+#endif
 
 // The same for a number of rows known at run time.
 template <bool kShifts, int kM = 1, typename... More>
@@ -132,42 +246,63 @@ void multiply_rows(int64_t m, const Decoded &decoded, More... more) {
     multiply_tile<kM, kShifts>(decoded, more...);
 }
 
-// y [rows][kPanel] of a panel.
-void multiply_panel(const Args &a, const PackedX &x, int64_t panel, Decoded &decoded, float *y) {
-    const PanelKind &kind = *a.kind;
-    const Pass &pass = x.pass();
-    const int64_t blocks = a.weight.size(1);
-    const uint8_t *const data = a.weight.as<const uint8_t>() + panel * a.weight.stride(0);
-    if (pass.few) {
-        for (int64_t tile = 0; tile < pass.tiles; ++tile) {
-            const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
-            kind.dot({}, {data, blocks, static_cast<int>(rows), x.words(tile), x.sums(tile), y + row * kPanel});
-        }
-        return;
-    }
-    std::memset(y, 0, static_cast<size_t>(pass.rows * kPanel) * sizeof(float));
-    const int64_t elements = a.block->elements, step = kStretch / elements;
-    for (int64_t block = 0; block < blocks; block += step) {
-        const int64_t count = blocks - block < step ? blocks - block : step;
-        kind.decode({}, {data + block * kPanel * a.block->bytes, count, decoded.words, decoded.scales, decoded.shifts});
-        const int64_t column = block * elements, groups = count * elements / kind.group;
-        for (int64_t tile = 0; tile < pass.tiles; ++tile) {
-            const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
-            const auto multiply =
-                kind.shifts ? multiply_rows<true, 1, int64_t, int64_t, const uint32_t *, const float *, float *>
-                            : multiply_rows<false, 1, int64_t, int64_t, const uint32_t *, const float *, float *>;
-            multiply(rows, decoded, groups, kind.group / 2, x.words(tile) + column / 2 * rows,
-                     x.sums(tile) + column / kind.group * rows, y + row * kPanel);
-        }
-    }
-}
-
 // Rows of a product that share a pass over its weight.
 struct Part {
     const Args *product;
     PackedX x;
     const int64_t *x_offsets, *y_offsets;
 };
+
+// Decodes a panel in stretches, and calls body(first column, columns) for each.
+template <typename Body> void each_stretch(const Args &a, int64_t panel, Decoded &decoded, const Body &body) {
+    const int64_t blocks = a.weight.size(1), elements = a.block->elements, step = kStretch / elements;
+    const uint8_t *const data = a.weight.as<const uint8_t>() + panel * a.weight.stride(0);
+    for (int64_t block = 0; block < blocks; block += step) {
+        const int64_t count = blocks - block < step ? blocks - block : step;
+        a.kind->decode({},
+                       {data + block * kPanel * a.block->bytes, count, decoded.words, decoded.scales, decoded.shifts});
+        body(block * elements, count * elements);
+    }
+}
+
+// y [rows][kPanel] of a panel.
+void multiply_panel(const Part &part, int64_t panel, Decoded &decoded, float *y) {
+    const Args &a = *part.product;
+    const PackedX &x = part.x;
+    const PanelKind &kind = *a.kind;
+    const Pass &pass = x.pass();
+    if (pass.few) {
+        const uint8_t *const data = a.weight.as<const uint8_t>() + panel * a.weight.stride(0);
+        for (int64_t tile = 0; tile < pass.tiles; ++tile) {
+            const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
+            kind.dot(
+                {}, {data, a.weight.size(1), static_cast<int>(rows), x.words(tile), x.numbers(tile), y + row * kPanel});
+        }
+    } else {
+        std::memset(y, 0, static_cast<size_t>(pass.rows * kPanel) * sizeof(float));
+        each_stretch(a, panel, decoded, [&](int64_t column, int64_t columns) {
+            for (int64_t tile = 0; tile < pass.tiles; ++tile) {
+                const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
+                const auto multiply =
+                    kind.shifts ? multiply_rows<true, 1, int64_t, int64_t, const uint32_t *, const Numbers *, float *>
+                                : multiply_rows<false, 1, int64_t, int64_t, const uint32_t *, const Numbers *, float *>;
+                multiply(rows, decoded, columns / kind.group, kind.group / 2, x.words(tile) + column / 2 * rows,
+                         x.numbers(tile) + column / kind.group * rows, y + row * kPanel);
+            }
+        });
+    }
+#if defined(INFINI_INTEGER_PANELS)
+    for (int64_t row = 0; row < pass.rows; ++row) {
+        if (!x.is_finite(row)) {
+            const bf16 *const of_x = a.x.as<const bf16>() + part.x_offsets[row];
+            std::memset(y + row * kPanel, 0, kPanel * sizeof(float));
+            each_stretch(a, panel, decoded, [&](int64_t column, int64_t columns) {
+                multiply_elements(decoded, kind, columns, of_x + column, y + row * kPanel);
+            });
+        }
+    }
+#endif
+}
 
 void pack(const Part *parts, int64_t count) {
     int64_t tiles = 0, bytes = 0;
@@ -191,8 +326,10 @@ void pack(const Part *parts, int64_t count) {
 void write_panel(const Part &part, int64_t panel, const float *y) {
     const Bias<bf16> bias(part.product->bias, panel * kPanel);
     for (int64_t row = 0; row < part.x.pass().rows; ++row) {
-        store(part.product->y.as<bf16>() + part.y_offsets[row] + panel * kPanel,
-              bias.plus(load(y + row * kPanel), 0, Full{}));
+        bf16 *const to = part.product->y.as<bf16>() + part.y_offsets[row] + panel * kPanel;
+        for (int i = 0; i < kPanel; i += kLanes) {
+            store(to + i, bias.plus(load(y + row * kPanel + i), i, Full{}));
+        }
     }
 }
 
@@ -242,7 +379,7 @@ void multiply(const linear_block_panels::Products &products) {
             auto *const y = reinterpret_cast<float *>(own + sizeof(Decoded));
             for (int64_t i = first; i < last; ++i) {
                 const Part &part = parts[i / panels];
-                multiply_panel(*part.product, part.x, i % panels, decoded, y);
+                multiply_panel(part, i % panels, decoded, y);
                 write_panel(part, i % panels, y);
             }
         });

@@ -202,7 +202,7 @@ template <typename K, int kM> __attribute__((noinline)) void dot_panel(const lin
     constexpr int kWords = K::kGroup / 2;
     constexpr bool kTotalsInRegisters = kM <= 4; // otherwise the group's sums need them
     const uint32_t *x = a.x;
-    const float *sums = a.sums;
+    const linear_block_panels::Numbers *numbers = a.numbers;
     VecF total[kTotalsInRegisters ? kM : 1], part[kM][kSums] = {};
     if constexpr (kTotalsInRegisters) {
         for (int m = 0; m < kM; ++m) {
@@ -228,7 +228,7 @@ template <typename K, int kM> __attribute__((noinline)) void dot_panel(const lin
                 VecF &own = total[kTotalsInRegisters ? m : 0];
                 own = fma(part[m][0] + part[m][1], scale, kTotalsInRegisters ? own : load(y));
                 if constexpr (K::kShifts) {
-                    own = fma(splat(sums[m]), shift, own);
+                    own = fma(splat(numbers[m].sum), shift, own);
                 }
                 if constexpr (!kTotalsInRegisters) {
                     store(y, own);
@@ -236,7 +236,7 @@ template <typename K, int kM> __attribute__((noinline)) void dot_panel(const lin
                 part[m][0] = part[m][1] = VecF{};
             }
             x += kWords * kM;
-            sums += kM;
+            numbers += kM;
         });
     if constexpr (kTotalsInRegisters) {
         for (int m = 0; m < kM; ++m) {
@@ -287,12 +287,6 @@ inline VecF counted_from(float first) {
     void decode_##name(const DecodeArgs &args) {                                                                       \
         decode_panel<__VA_ARGS__>(args);                                                                               \
     }
-
-#else
-
-#define INFINI_DEFINE_PANEL_KIND(name, ...)                                                                            \
-    void dot_##name(const DotArgs &) {}                                                                                \
-    void decode_##name(const DecodeArgs &) {}
 
 #endif
 

@@ -52,21 +52,29 @@ struct Layout {
     constexpr int run_bytes() const { return kPanel * run_columns() * bits / 8; }
 };
 
-// Adds the products of a panel and some rows of x, which are interleaved word by word, to y.
+// What belongs to a group of a row of x: its sum; and where x became integers, their sum, and the scale of each.
+struct Numbers {
+    float sum;
+    float scale;
+    int32_t whole;
+};
+
+// The products of a panel and some rows of x, which are interleaved word by word: two elements, in bfloat16 or as
+// integers of 16 bits, as the level multiplies them.
 struct DotArgs {
     const uint8_t *panel;
     int64_t blocks;
-    int m;             // rows of x: 1, 2, 4 or 8
-    const uint32_t *x; // [words][m], two bfloat16 each
-    const float *sums; // of the groups of x, [groups][m]
-    float *y;          // [m][kPanel]
+    int m;                  // rows of x: 1, 2, 4 or 8
+    const uint32_t *x;      // [words][m]
+    const Numbers *numbers; // [groups][m]
+    float *y;               // [m][kPanel]
 };
 
-// Decodes blocks of a panel, from the begin of a unit: codes to bfloat16, and the numbers of their groups.
+// Decodes blocks of a panel, from the begin of a unit: two codes in a word, and the numbers of their groups.
 struct DecodeArgs {
     const uint8_t *panel;
     int64_t blocks;
-    uint32_t *words;        // [words][kPanel], two bfloat16 each
+    uint32_t *words;        // [words][kPanel]
     float *scales, *shifts; // [groups][kPanel]
 };
 
@@ -75,7 +83,7 @@ struct PanelKind {
     Layout layout;
     int group;   // columns with one scale
     bool shifts; // whether elements are code * scale + shift, not code * scale
-    // At levels that multiply bfloat16 in pairs; others do nothing.
+    // At levels that multiply bfloat16 in pairs, and with AVX2 alone; others do nothing.
     void (*dot)(const ExecutionContext &, const DotArgs &);
     void (*decode)(const ExecutionContext &, const DecodeArgs &);
 };
