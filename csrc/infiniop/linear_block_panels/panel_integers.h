@@ -92,9 +92,14 @@ template <> struct Codes<8> {
     }
 };
 
+// How far ahead a panel is prefetched where it is multiplied as it is decoded. One row of x on a Zen 3 core, 2048 ->
+// 5632 from memory, against none: 1024 bytes ahead 1.1 to 1.3 times as fast, 3072 and 6144 1.3 to 1.45, 10240 1.2 to 1.7
+// but four rows slower (by hand, in turns).
+constexpr int kAheadOfDots = 6144;
+
 // For each group of some blocks, from the begin of a unit, calls word(i, first, second) for its words, then
-// end(header, group).
-template <typename K, typename Word, typename End>
+// end(header, group). kAhead: bytes to the lines that are prefetched; 0: none.
+template <typename K, int kAhead, typename Word, typename End>
 INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const Word &word, const End &end) {
     using C = Codes<K::kBits>;
     constexpr int kUnitBlocks = linear_block_panels::unit_blocks(K::kHeaderBytes);
@@ -102,6 +107,10 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
     for (int64_t first = 0; first < blocks; first += kUnitBlocks) {
         const int64_t count = blocks - first < kUnitBlocks ? blocks - first : kUnitBlocks;
         const uint8_t *header_bytes = lines;
+#pragma GCC unroll 5
+        for (int byte = 0; kAhead > 0 && byte < kUnitBlocks * K::kHeaderBytes; byte += 64) {
+            __builtin_prefetch(lines + kAhead + byte);
+        }
         lines += count * K::kHeaderBytes;
         for (int64_t block = 0; block < count; ++block, header_bytes += K::kHeaderBytes) {
             const typename K::Header header(header_bytes);
@@ -109,6 +118,10 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
             for (int g = 0; g < K::kElements / K::kGroup; ++g) {
 #pragma GCC unroll 4
                 for (int i = 0; i < K::kGroup / 2; i += C::kRunWords, lines += C::kRunBytes) {
+#pragma GCC unroll 5
+                    for (int byte = 0; kAhead > 0 && byte < C::kRunBytes; byte += 64) {
+                        __builtin_prefetch(lines + kAhead + byte);
+                    }
                     C::pass(lines, [&](int j, __m256i a, __m256i b)
                                        __attribute__((always_inline)) { word(i + j, K::value(a), K::value(b)); });
                 }
@@ -118,8 +131,10 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
     }
 }
 
-inline VecI add_products(VecI sum, __m256i codes, uint32_t x) {
-    return sum + (VecI)_mm256_madd_epi16(codes, _mm256_set1_epi32(static_cast<int>(x)));
+// Adds the products of codes and two elements of x in each lane.
+INFINI_ALWAYS_INLINE void add_products(VecI &sum, __m256i codes, uint32_t x) {
+    sum += (VecI)_mm256_madd_epi16(codes, _mm256_set1_epi32(static_cast<int>(x)));
+    keep_in_register(sum); // GCC would add all products of a group at its end, and spill them until then
 }
 
 // total + sum * scale * that of x, and where there are shifts + shift * the sum of x.
@@ -133,15 +148,15 @@ template <typename K, int kM> __attribute__((noinline)) void dot_panel(const lin
     const Numbers *numbers = a.numbers;
     VecI sums[kM][2] = {};
     std::memset(a.y, 0, kM * kPanel * sizeof(float));
-    each_block<K>(
+    each_block<K, kAheadOfDots>(
         a.panel, a.blocks,
         [&](int word, __m256i first, __m256i second) __attribute__((always_inline)) {
             keep_in_register(first);
             keep_in_register(second);
 #pragma GCC unroll 4
             for (int m = 0; m < kM; ++m) {
-                sums[m][0] = add_products(sums[m][0], first, x[word * kM + m]);
-                sums[m][1] = add_products(sums[m][1], second, x[word * kM + m]);
+                add_products(sums[m][0], first, x[word * kM + m]);
+                add_products(sums[m][1], second, x[word * kM + m]);
             }
         },
         [&](const typename K::Header &header, int g) __attribute__((always_inline)) {
@@ -180,7 +195,7 @@ template <typename K> void decode_panel(const linear_block_panels::DecodeArgs &a
     uint32_t *words = a.words;
     float *scales = a.scales, *shifts = a.shifts;
     const __m256i offset = _mm256_set1_epi16(K::kOffset);
-    each_block<K>(
+    each_block<K, 0>(
         a.panel, a.blocks,
         [&](int, __m256i first, __m256i second) __attribute__((always_inline)) {
             auto *to = reinterpret_cast<__m256i *>(words);
