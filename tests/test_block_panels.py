@@ -21,6 +21,7 @@ from torch_infini.ops._blocks import KINDS
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.ops.fused_experts import ExpertsCall, in_blocks, reference
 from torch_infini.testing.ops.linear_block_panels import inputs
+from torch_infini.testing.ops.linear_block_panels import reference as reference_of_blocks
 from torch_infini.testing.ops.linear_blocks import random_weight
 from torch_infini.weights import FORMATS, Integers, experts_in_panels, experts_out_of_panels, in_panels, out_of_panels
 from torch_infini.weights.blocks import PANEL_LEVELS
@@ -49,6 +50,22 @@ def test_weights_are_not_rounded() -> None:
     error = (torch.ops.infini.linear_block_panels(x, weight, number) - exact).square().mean()
     rounding = (exact.bfloat16() - exact).square().mean()
     assert float(error) < 1.02 * float(rounding)
+
+
+@pytest.mark.parametrize("size", [1e-37, 1e-20, 1e30])
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q6_k", "mxfp4"])
+def test_x_of_any_size(kind: str, size: float) -> None:
+    """Also where groups of a row differ by 2^60, with groups of zeros, and elements that hardly count in theirs."""
+    x, weight, number, _ = inputs(torch.float32, 5, kind=kind, blocks=768 // KINDS[kind].elements, panels=2)
+    x = x * size
+    x[1, ::32] *= 1e-4
+    x[2, 32:96] = 0
+    x[3, : x.shape[1] // 2] *= 2.0**-60
+    small = x.bfloat16()
+    values = reference_of_blocks(small.double(), weight, number)
+    found = torch.ops.infini.linear_block_panels(small, weight, number).double()
+    error = (found - values).square().mean(1).sqrt() / values.square().mean(1).sqrt()
+    assert float(error.max()) < 0.004, error
 
 
 @pytest.mark.parametrize("kind", NUMBERS.values())

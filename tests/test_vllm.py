@@ -174,7 +174,8 @@ from vllm.scalar_type import scalar_types
 from torch_infini import cpu_capability
 from torch_infini.integrations.vllm import quantized
 quantized.has_tiles = lambda: None
-in_pairs = cpu_capability() == "avx512_bf16"
+from torch_infini.weights.blocks import PANEL_LEVELS
+in_panels = cpu_capability() in PANEL_LEVELS
 def parameter(data, output_dim):
     made = torch.nn.Parameter(data, requires_grad=False)
     made.output_dim = output_dim
@@ -199,7 +200,7 @@ for dtype in (torch.bfloat16, torch.float16, torch.float32):
         kernel.process_weights_after_loading(layer)
         assert layer.q.numel() == layer.s.numel() == 0
         panels = kernel.format.name.endswith("_panels")
-        assert panels == (in_pairs and dtype == torch.bfloat16 and n % 16 == 0), (kernel.format.name, dtype, n)
+        assert panels == (in_panels and dtype == torch.bfloat16 and n % 16 == 0), (kernel.format.name, dtype, n)
         repeat = lambda x: x.double().repeat_interleave(size, 1)
         weight = (codes.double() - repeat(zeros)) * repeat(scales)
         x, bias = torch.randn(11, k).to(dtype), torch.randn(n).to(dtype)

@@ -1,6 +1,6 @@
-// The CPU kernel of linear_block_panels, where bfloat16 is multiplied in pairs, or as integers with AVX2. Up to eight (four)
-// rows of x are multiplied while a panel is decoded, in parts of 8, 4, 2 and 1, of which later ones find it in L2; for
-// more rows a stretch of a panel is decoded in L1 and multiplied by tiles of rows.
+// The CPU kernel of linear_block_panels, where bfloat16 is multiplied in pairs, or as integers with AVX2. A few rows of x
+// are multiplied while a panel is decoded, in parts of 8 (not with AVX2), 4, 2 and 1, of which later ones find it in L2;
+// for more rows a stretch of a panel is decoded in L1 and multiplied by tiles of rows.
 // Limit: memory bandwidth of the blocks for few rows of x, the multiply-add units beyond.
 #include "linear_block_panels.h"
 
@@ -21,12 +21,13 @@ using linear_block_panels::Numbers;
 using linear_block_panels::PanelKind;
 
 #if defined(INFINI_INTEGER_PANELS)
-// With 8 and 12 rows three tiles that decode take 0.86 (q4_k) to 0.7 (q8_0) of the time of decoding a stretch first; with
-// 16 as long (by hand, in turns, on a Zen 3).
-constexpr int kTileRows = 4, kFewRows = 12;
+// kDotRows: rows that are multiplied while a panel is decoded; up to kFewRows rows in tiles of these, which take, with 8
+// and 12 rows, 0.86 (q4_k) to 0.7 (q8_0) of the time of decoding a stretch first; with 16 as long (by hand, in turns, on
+// a Zen 3). A tile of a decoded stretch has kTileRows.
+constexpr int kTileRows = 6, kDotRows = 4, kFewRows = 12;
 constexpr bool kIntegers = true;
 #else
-constexpr int kTileRows = 8, kFewRows = 8;
+constexpr int kTileRows = 8, kDotRows = 8, kFewRows = 8;
 constexpr bool kIntegers = false;
 #endif
 constexpr int64_t kStretch = 512;  // columns decoded at a time, 16 KiB: a multiple of every block's elements
@@ -43,17 +44,17 @@ struct Pass {
     int64_t rows = 0, k = 0, group = 1;
     int64_t words = k / 2, groups = k / group;
     bool few = rows <= kFewRows;
-    int64_t tiles = few ? rows / kTileRows + __builtin_popcountll(static_cast<uint64_t>(rows % kTileRows))
+    int64_t tiles = few ? rows / kDotRows + __builtin_popcountll(static_cast<uint64_t>(rows % kDotRows))
                         : ceil_div(rows, kTileRows);
     int64_t row(int64_t tile) const {
         if (!few) {
             return rows * tile / tiles;
         }
-        const int64_t whole = rows / kTileRows;
+        const int64_t whole = rows / kDotRows;
         if (tile <= whole) {
-            return tile * kTileRows;
+            return tile * kDotRows;
         }
-        int64_t left = rows % kTileRows;
+        int64_t left = rows % kDotRows;
         for (tile -= whole; tile > 0; --tile) {
             left &= ~(int64_t{1} << (63 - __builtin_clzll(static_cast<uint64_t>(left))));
         }
@@ -128,13 +129,16 @@ private:
             std::memset(integers, 0, static_cast<size_t>(pass_.group) * sizeof(int16_t));
             return {0, float_of(0x7fc00000u), 0};
         }
-        // 2 ** (14 - e), as far as both powers are normal.
-        const int up = exponent < 32 ? 127 + 14 + 127 - 32 : 127 + 14 + 127 - exponent;
-        const VecF factor = splat(float_of(static_cast<uint32_t>(up) << 23));
-        const float scale = float_of(static_cast<uint32_t>(254 - up) << 23);
+        // x * 2 ** (14 - e), of small x in two steps, because the power may be too large for a float. The scale, its
+        // inverse, may be denormal.
+        const int before = exponent < 32 ? 64 : 0, by = 127 + 14 + 127 - exponent - before, of_scale = exponent - 14;
+        const VecF first = splat(float_of(static_cast<uint32_t>(127 + before) << 23));
+        const VecF second = splat(float_of(static_cast<uint32_t>(by) << 23));
+        const float scale =
+            float_of(of_scale > 0 ? static_cast<uint32_t>(of_scale) << 23 : 1u << static_cast<uint32_t>(22 + of_scale));
         VecI total{};
         for (int64_t i = 0; i < pass_.group; i += kLanes) {
-            const __m256i values = _mm256_cvtps_epi32(load(x + i) * factor);
+            const __m256i values = _mm256_cvtps_epi32(load(x + i) * first * second);
             total += (VecI)values;
             const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(values, values), 0xd8);
             _mm_storeu_si128(reinterpret_cast<__m128i *>(integers + i), _mm256_castsi256_si128(packed));
@@ -173,7 +177,7 @@ __attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t gro
             __m256i first = _mm256_load_si256(of_rows), second = _mm256_load_si256(of_rows + 1);
             keep_in_register(first);
             keep_in_register(second);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int m = 0; m < kM; ++m) {
                 add_products(sums[m][0], first, x[m]);
                 add_products(sums[m][1], second, x[m]);
@@ -183,7 +187,7 @@ __attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t gro
         for (int half = 0; half < 2; ++half) {
             const int64_t at = g * kPanel + half * kLanes;
             const VecF scale = load(decoded.scales + at), shift = kShifts ? load(decoded.shifts + at) : VecF{};
-#pragma GCC unroll 4
+#pragma GCC unroll 6
             for (int m = 0; m < kM; ++m) {
                 float *const to = y + m * kPanel + half * kLanes;
                 store(to, add_group<kShifts>(load(to), sums[m][half], scale, shift, numbers[m]));

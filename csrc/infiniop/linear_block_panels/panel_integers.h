@@ -139,7 +139,7 @@ INFINI_ALWAYS_INLINE void add_products(VecI &sum, __m256i codes, uint32_t x) {
 
 // total + sum * scale * that of x, and where there are shifts + shift * the sum of x.
 template <bool kShifts> INFINI_ALWAYS_INLINE VecF add_group(VecF total, VecI sum, VecF scale, VecF shift, Numbers x) {
-    total = fma(__builtin_convertvector(sum, VecF), scale * splat(x.scale), total);
+    total = fma(__builtin_convertvector(sum, VecF) * scale, splat(x.scale), total);
     return kShifts ? fma(splat(x.sum), shift, total) : total;
 }
 
