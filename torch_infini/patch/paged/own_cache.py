@@ -134,8 +134,8 @@ class OwnCacheModel:
         """Compute new tokens of one or more sequences; arguments and result as Llama.forward's."""
         wanted = None if batch.wanted is None or not last else set(batch.wanted.tolist())
         rows = []
-        for number, (row, new) in enumerate(chunks_of(batch)):
-            logits = self._run(row, new, caches_of(cache), self.model, 1 if last else len(new)).logits[0]
+        for number, (row, start, new) in enumerate(chunks_of(batch)):
+            logits = self._run(row, start, new, caches_of(cache), self.model, 1 if last else len(new)).logits[0]
             if wanted is None or number in wanted:
                 rows.append(logits[-1 if last else -len(new) :])
         logits = torch.cat(rows).to(self.dtype)
@@ -149,8 +149,8 @@ class OwnCacheModel:
         """
         base = base_of(self.model)
         found = [
-            self._run(row, new, caches_of(cache), base, None).last_hidden_state[0][-len(new) :]
-            for row, new in chunks_of(batch)
+            self._run(row, start, new, caches_of(cache), base, None).last_hidden_state[0][-len(new) :]
+            for row, start, new in chunks_of(batch)
         ]
         return torch.cat(found)
 
@@ -187,17 +187,19 @@ class OwnCacheModel:
         """The bytes of a cache of _PREFIX tokens: so much a prefix may take that is kept."""
         return self._sequence_bytes + min(self.config.max_position_embeddings, _PREFIX) * self._token_bytes
 
-    def _run(self, row: int, new: list[int], caches: OwnCaches, module: nn.Module, keep: int | None) -> Any:
+    def _run(self, row: int, start: int, new: list[int], caches: OwnCaches, module: nn.Module, keep: int | None) -> Any:
         """Compute new tokens of a row's sequence by the model or a part of it, and keep its cache.
 
         Args:
             row: Of `caches`.
-            new: The tokens behind those kept.
+            start: The place of the first new token, behind those kept.
+            new: The tokens.
             caches: What is kept of each sequence.
             module: What to call.
             keep: How many of the last tokens' logits are needed; None: the module has none.
         """
         kept = caches.rows[row] or Kept([], {})
+        assert start == len(kept.tokens), f"row {row} has {len(kept.tokens)} tokens, and is to go on at {start}"
         tokens = kept.tokens + new
         more = {"logits_to_keep": keep} if self._keeps and keep is not None else {}
         # Caches are changed in place, which no inference tensor could be later.
@@ -223,8 +225,8 @@ class OwnCacheModel:
     def _measure(self, tokens: Tensor) -> tuple[int, int]:
         """Return the bytes by which each token lets a cache grow, and those of an empty one."""
         caches, sizes, half = OwnCaches(1), [], len(tokens) // 2
-        for new in (tokens[:half].tolist(), tokens[half:].tolist()):
-            self._run(0, new, caches, self.model, 1)
+        for start, new in ((0, tokens[:half].tolist()), (half, tokens[half:].tolist())):
+            self._run(0, start, new, caches, self.model, 1)
             assert caches.rows[0] is not None
             sizes.append(sum(tensor.nbytes for tensor in tensors_of(caches.rows[0].cache)))
         per_token = max(-(-(sizes[1] - sizes[0]) // (len(tokens) - half)), 1)
@@ -238,13 +240,13 @@ def caches_of(cache: KVCache | MixedKVCache) -> OwnCaches:
     return caches
 
 
-def chunks_of(batch: Batch) -> Iterator[tuple[int, list[int]]]:
-    """Yield the row and the new tokens of each sequence of a batch."""
+def chunks_of(batch: Batch) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield each sequence's row, the place of its first new token, and the new tokens."""
     assert batch.states is not None, "the engine gives each sequence a row"
-    rows, tokens = batch.states.tolist(), batch.tokens.tolist()
+    rows, tokens, lengths = batch.states.tolist(), batch.tokens.tolist(), batch.seq_lens.tolist()
     starts = range(len(rows) + 1) if batch.cum_seq_lens_q is None else batch.cum_seq_lens_q.tolist()
-    for row, start, end in zip(rows, starts[:-1], starts[1:], strict=True):
-        yield row, tokens[start:end]
+    for row, length, first, end in zip(rows, lengths, starts[:-1], starts[1:], strict=True):
+        yield row, length - (end - first), tokens[first:end]
 
 
 def tensors_of(value: object) -> Iterator[Tensor]:
