@@ -224,10 +224,11 @@ struct Q6_K {
     static constexpr bool kShifts = false;
     struct Header {
         const uint8_t *p;
-        explicit Header(const uint8_t *bytes) : p(bytes) {}
+        VecF d[2];
+        explicit Header(const uint8_t *bytes) : p(bytes), d{halves_at(bytes), halves_at(bytes + 16)} {}
         VecF scale(int g, int half) const {
             const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 32 + 16 * g + 8 * half));
-            return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)) * halves_at(p + 16 * half);
+            return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)) * d[half];
         }
     };
     static __m256i value(__m256i code) { return code; }
