@@ -18,7 +18,7 @@ inline void store_bytes(int8_t *p, VecI value, int n) {
 #if defined(__AVX512F__)
     _mm512_mask_cvtepi32_storeu_epi8(p, static_cast<__mmask16>((1u << n) - 1), (__m512i)value);
 #elif defined(__AVX2__)
-    // GCC 12 emits ten instructions for the conversion below. No value needs the saturation.
+    // GCC 12 emits some 30 instructions for the conversion below. No value needs the saturation.
     const auto all = (__m256i)value;
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
     const __m128i bytes = _mm_packs_epi16(words, words);

@@ -8,9 +8,9 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 // Unpacked, a tile reads its weight rows from L2 and is limited by that. GMAC/s of one Zen 3 core (52 at most), 2048 ->
-// 2816, unpacked, packed and MKL: 16 rows 28, 31, 23; 64 rows 34, 37, 36; 256 rows 32, 39, 46. Half types, whose rows
-// are half as long, have 37 to 39 unpacked and gain nothing; with SSE the packed form takes 1.7 times as long. AVX-512
-// was not measured (by hand, in turns).
+// 2816, by hand, in turns, unpacked, packed and MKL: 16 rows 28, 31, 23; 64 rows 34, 37, 36; 256 rows 32, 39, 46. Half
+// types, whose rows are half as long, have 37 to 39 unpacked and gain nothing; with SSE the packed form takes 1.7 times
+// as long. AVX-512 was not measured.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 template <typename W> constexpr bool kPacks = sizeof(W) == sizeof(float);
 #else

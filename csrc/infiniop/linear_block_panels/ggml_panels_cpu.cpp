@@ -1,8 +1,7 @@
 // How GGML's kinds of blocks in panels are multiplied: their headers and their codes' values.
 #include "ggml_panels.h"
 
-#include "panel_codes.h"
-#include "panel_integers.h"
+#include "panel_kernels.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {

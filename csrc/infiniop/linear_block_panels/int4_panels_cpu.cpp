@@ -1,8 +1,7 @@
 // How blocks of 4-bit codes with a scale and a zero point are multiplied in panels.
 #include "int4_panels.h"
 
-#include "panel_codes.h"
-#include "panel_integers.h"
+#include "panel_kernels.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {

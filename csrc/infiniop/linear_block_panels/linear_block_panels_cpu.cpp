@@ -5,8 +5,7 @@
 #include "linear_block_panels.h"
 
 #include "bias.h"
-#include "panel_codes.h"
-#include "panel_integers.h"
+#include "panel_kernels.h"
 #include "parallel.h"
 #include "row_iterator.h"
 #include "scratch.h"
@@ -22,8 +21,8 @@ using linear_block_panels::PanelKind;
 
 #if defined(INFINI_INTEGER_PANELS)
 // kDotRows: rows that are multiplied while a panel is decoded; up to kFewRows rows in tiles of these, which take, with 8
-// and 12 rows, 0.86 (q4_k) to 0.7 (q8_0) of the time of decoding a stretch first; with 16 as long (by hand, in turns, on
-// a Zen 3). A tile of a decoded stretch has kTileRows.
+// and 12 rows, 0.86 (q4_k) to 0.7 (q8_0) of the time of decoding a stretch first (by hand, in turns, on a Zen 3). A tile
+// of a decoded stretch has kTileRows.
 constexpr int kTileRows = 6, kDotRows = 4, kFewRows = 12;
 constexpr bool kIntegers = true;
 #else

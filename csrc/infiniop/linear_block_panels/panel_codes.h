@@ -280,14 +280,6 @@ inline VecF counted_from(float first) {
     return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15) + splat(first);
 }
 
-#define INFINI_DEFINE_PANEL_KIND(name, ...)                                                                            \
-    void dot_##name(const DotArgs &args) {                                                                             \
-        dot_panel<__VA_ARGS__>(args);                                                                                  \
-    }                                                                                                                  \
-    void decode_##name(const DecodeArgs &args) {                                                                       \
-        decode_panel<__VA_ARGS__>(args);                                                                               \
-    }
-
 #endif
 
 } // namespace

@@ -1,6 +1,6 @@
 // The two kernels that every kind of panel gets of its description on AVX2: dot and decode. Codes are integers of 16
 // bits, and x is one too, with a scale for each group of columns, a power of two: so elements of a bfloat16 x are exact
-// but for those below 2^-7 of their group's largest, which are rounded to 2^-16 of it. Sums of a group are exact in int32
+// but for those below 2^-7 of their group's largest, off by at most 2^-15 of it. Sums of a group are exact in int32
 // in any order, and are multiplied by the scales in float, group by group: a row of x has the same bits in either kernel.
 // A kind is a struct with kElements of a block, kGroup, kBits, kHeaderBytes, kShifts, kOffset, which is subtracted from
 // its codes; a Header, made of its bytes, with scale(group, half) and, if it shifts, shift(group, half), of eight rows;
@@ -213,20 +213,6 @@ template <typename K> void decode_panel(const linear_block_panels::DecodeArgs &a
             }
         });
 }
-
-#define INFINI_DEFINE_PANEL_KIND(name, ...)                                                                            \
-    void dot_##name(const DotArgs &args) {                                                                             \
-        dot_panel<__VA_ARGS__>(args);                                                                                  \
-    }                                                                                                                  \
-    void decode_##name(const DecodeArgs &args) {                                                                       \
-        decode_panel<__VA_ARGS__>(args);                                                                               \
-    }
-
-#elif !defined(INFINI_DEFINE_PANEL_KIND) // of panel_codes.h
-
-#define INFINI_DEFINE_PANEL_KIND(name, ...)                                                                            \
-    void dot_##name(const DotArgs &) {}                                                                                \
-    void decode_##name(const DecodeArgs &) {}
 
 #endif
 
