@@ -16,7 +16,7 @@ from support.gguf_architectures import write
 from torch_infini._core import library
 from torch_infini.models import Llama
 from torch_infini.nn import Linear
-from torch_infini.ops._block_panels import NUMBERS
+from torch_infini.ops._block_panels import NUMBERS, blocks_of
 from torch_infini.ops._blocks import KINDS
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.ops.fused_experts import ExpertsCall, in_blocks, reference
@@ -66,6 +66,22 @@ def test_x_of_any_size(kind: str, size: float) -> None:
     found = torch.ops.infini.linear_block_panels(small, weight, number).double()
     error = (found - values).square().mean(1).sqrt() / values.square().mean(1).sqrt()
     assert float(error.max()) < 0.004, error
+
+
+@pytest.mark.skipif(library.capability not in ("avx2", "avx2_vnni"), reason="of x as integers")
+@pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q6_k", "mxfp4", "int4_128"])
+def test_infinity_and_nan(kind: str) -> None:
+    """Rows that hold some have those of linear_blocks; the others keep their bits."""
+    op, elements = torch.ops.infini.linear_block_panels, KINDS[kind].elements
+    for rows in (1, 20):
+        x, weight, number, _ = inputs(torch.bfloat16, rows, kind=kind, blocks=512 // elements, panels=2)
+        before = op(x, weight, number)
+        x[0, 7], x[0, 300] = torch.inf, -torch.inf
+        x[-1, 40] = torch.inf if rows == 1 else torch.nan
+        expected = torch.ops.infini.linear_blocks(x, blocks_of(weight, number), number)
+        found = op(x, weight, number)
+        assert torch.equal(found.isnan(), expected.isnan()) and torch.equal(found.isinf(), expected.isinf())
+        assert not found[0].isfinite().any() and torch.equal(found[1:-1], before[1:-1])
 
 
 @pytest.mark.parametrize("kind", NUMBERS.values())

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "families.csv"
-# A fused layer, experts, keys wider than values, with images, no rotation, sinks, states, an encoder, two rotations, a
-# cache of transformers' own.
+# A fused layer, experts, keys wider than values, with images, no rotation, sinks, states of two kinds, an encoder, two
+# rotations, a cache of transformers' own.
 SAMPLE = (
     "helium",
     "olmoe",

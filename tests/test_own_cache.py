@@ -166,6 +166,9 @@ def test_refused() -> None:
         broken.transformer.h[1].mlp.dense_h_to_4h.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="its logits are NaN or infinite"):
         LLM(broken)
+    short = LLM(build("mpt"))  # its ALiBi ends at max_seq_len
+    with pytest.raises(ValueError, match="prompt must be shorter than 256 tokens"):
+        short.generate([[5] * 256])
     codes: Any = build("musicgen")
     with pytest.raises(ValueError, match="its tokens have several embeddings"):
         LLM(codes)

@@ -36,7 +36,9 @@ class PagedConfig:
 
 def positions_of(model: Any) -> int:
     """Return the longest sequence of a causal language model of transformers."""
-    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or _POSITIONS)
+    config = model.config.get_text_config()
+    names = ("max_position_embeddings", "max_seq_len")  # the second is MPT's, whose ALiBi ends there
+    return int(next(filter(None, (getattr(config, name, None) for name in names)), _POSITIONS))
 
 
 def vocabulary_of(model: Any) -> int:

@@ -29,10 +29,11 @@ from ..layers.packed_linear import bytes_of
 from ..layers.paged import PAGED_NAME
 from ..layers.state_space import reads_weight
 from .calls import PagedBackend
+from .causal_model import NAME, check_model, find_causal_model
 from .config import config_of, positions_of
 from .rotation import find_switch, place_by_row, position_modules, rotary_modules, rotate_by_row
 from .sites import Unserved, configs_of, find_sites, implementation
-from .trial import NAME, check_model, compare, find_causal_model, rounding_of, trial_tokens
+from .trial import compare, rounding_of, trial_tokens
 
 _STATE_TOKENS = 256  # between two states of a sequence that are kept: the engine's chunk
 CHECK = "warn_if_padding_and_no_attention_mask"  # a method of transformers' models

@@ -21,10 +21,11 @@ from ...nn import Batch, KVCache, LoRASite, MixedKVCache, RotarySwitch
 from ...nn.states import SequenceStates
 from ..checks.trial import without_side_effects
 from ..layers.memory import use_large_pages
+from .causal_model import NAME, check_model
 from .config import config_of, positions_of
 from .model import base_of, step_bytes, without_checks
 from .sites import Unserved
-from .trial import NAME, check_model, compare, trial_tokens
+from .trial import compare, trial_tokens
 
 _PREFIX = 4096  # tokens of a prefix that is kept, in the engine's account of memory
 _logger = logging.getLogger("torch_infini")

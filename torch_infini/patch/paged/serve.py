@@ -14,10 +14,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from ...checkpoints import Activations
 from ..files.foreign import class_named, load
 from ..layers.packed_linear import packs_weights
+from .causal_model import NAME
 from .model import PagedModel
 from .own_cache import OwnCacheModel
 from .sites import Unserved
-from .trial import NAME
 
 _logger = logging.getLogger("torch_infini")
 
