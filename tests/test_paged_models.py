@@ -226,10 +226,6 @@ def test_folders(name: str, tmp_path: Path) -> None:
     assert type(llm.engine.model).__name__ == "PagedModel"
     assert_continues(model, given, llm.generate(given, greedy()))
     assert is_patched(llm.engine.model.model)
-    with pytest.raises(
-        ValueError, match="tensor_parallel_size must be 1 for a model that runs through transformers, got 2"
-    ):
-        LLM(tmp_path, tensor_parallel_size=2)
     patch_model(model, weights="int8")
     expected = [output.token_ids for output in served(model).generate(given, greedy())]
     assert [output.token_ids for output in LLM(tmp_path, quantization="int8").generate(given, greedy())] == expected

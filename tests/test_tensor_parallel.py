@@ -10,20 +10,19 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from support.rank_threads import on_ranks
 from support.rounding import assert_clear, sums_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.distributed import TPGroup, init_tp_group
-from torch_infini.distributed.groups import number_of
-from torch_infini.distributed.libinfiniccl import Communicator
+from torch_infini.engine.loading import load_own
 from torch_infini.engine.runner import make_worker
 from torch_infini.models import Llama, checkpoint
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
@@ -36,29 +35,6 @@ TOKENS = 64
 def prompts(*lengths: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(sum(lengths))
     return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
-
-
-def on_ranks(size: int, work: Callable[[TPGroup], Any]) -> list[Any]:
-    """What each rank's thread returns, or the error that it ends with."""
-    communicators = Communicator.all(size)
-    for communicator in communicators:
-        communicator.set_timeout(60)
-    results: list[Any] = [None] * size
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = work(TPGroup(rank, size, number_of(communicators[rank], size)))
-        except Exception as error:
-            results[rank] = error
-            if not isinstance(error, ValueError):  # which all ranks come to
-                communicators[rank].abort()
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def tokens_of(llm: LLM, rows: list[list[int]], params: Any) -> list[list[list[int]]]:
@@ -216,7 +192,7 @@ def test_a_worker_that_fails(tmp_path: Path) -> None:
     """Its sentence is what the program gets."""
     random_model("llama").save_pretrained(tmp_path)
     tp_group = init_tp_group(2)
-    tp_group.workers.make(make_worker, tmp_path / "nowhere", "dense", None, "cpu")
+    tp_group.workers.make(make_worker, load_own, tmp_path / "nowhere", "dense", None, "cpu", None)
     with pytest.raises(RuntimeError, match="rank 1: .*must exist, got .*nowhere"):
         tp_group.workers.call("anything")
 

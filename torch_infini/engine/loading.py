@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -13,8 +14,9 @@ from torch import nn
 
 from .._core.dtypes import floating
 from ..checkpoints import Activations, config_values, has_gguf_tokenizer, method_of, read_object
-from ..distributed import init_tp_group
+from ..distributed import TPGroup, init_tp_group
 from ..models import Llama
+from ..models.checkpoint import digest_of
 from ..models.config import DEFAULTS
 from ..models.llama import checked_config, model_folder
 from ..weights import names
@@ -114,27 +116,49 @@ def load_served(
         encoder = load_encoder(folder, weights, floating(dtype), device, activations)
         return Served(encoder, found, {}, pooling_defaults(folder, True))  # type: ignore[arg-type]  # an Encoder
     pooling = pooling_defaults(folder)
-    if needs_transformers(folder):
-        if size != 1:
-            raise ValueError(
-                f"{_NAME}: tensor_parallel_size must be 1 for a model that runs through transformers, got {size} for "
-                f"{folder}"
-            )
-        from ..patch.paged import load_served_model
-
-        found = given or load_tokenizer(folder)
-        served = load_served_model(folder, weights, floating(dtype), device, activations)
-        return Served(served, found, sampling, pooling)
-    checked_config(folder)  # first, because the tokenizer's reader describes errors of a config less clearly
+    of_transformers = needs_transformers(folder)
+    if not of_transformers:
+        checked_config(folder)  # first, because the tokenizer's reader describes errors of a config less clearly
     tp_group = init_tp_group(size, device) if size != 1 else None
     found = given or load_tokenizer(folder)  # while workers start
-    options = folder, weights or "dense", dtype, str(device), activations
-    read = partial(Llama.from_pretrained, *options, tp_group=tp_group)
+    options: tuple[Any, ...] = folder, weights, dtype, str(device), activations
+    load: Callable[..., ServedModel] = load_of_transformers if of_transformers else load_own
+    read = partial(load, *options, tp_group=tp_group)
     if tp_group is None or tp_group.workers is None:
         return Served(read(progress=progress), found, sampling, pooling)
-    tp_group.workers.make(make_worker, *options)
+    tp_group.workers.make(make_worker, load, *options)
     with tp_group.workers.relay_errors():
         return Served(read(progress=progress), found, sampling)
+
+
+def load_own(
+    folder: Path,
+    weights: str | None,
+    dtype: torch.dtype | str | None,
+    device: str,
+    activations: Activations | None,
+    progress: bool | None = None,
+    tp_group: TPGroup | None = None,
+) -> ServedModel:
+    """Load a model of Llama's types; arguments as load_served's, and the ranks that share it."""
+    return Llama.from_pretrained(folder, weights or "dense", dtype, device, activations, progress, tp_group)
+
+
+def load_of_transformers(
+    folder: Path,
+    weights: str | None,
+    dtype: torch.dtype | str | None,
+    device: str,
+    activations: Activations | None,
+    progress: bool | None = None,
+    tp_group: TPGroup | None = None,
+) -> ServedModel:
+    """Load a model of transformers; arguments as load_own's."""
+    from ..patch.paged import load_served_model
+
+    if tp_group is not None:
+        tp_group.must_agree("the checkpoint", digest_of(folder))
+    return load_served_model(folder, weights, floating(dtype), device, activations, progress, tp_group)
 
 
 def _weights(folder: Path, quantization: str | None) -> str | None:

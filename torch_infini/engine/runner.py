@@ -10,15 +10,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..checkpoints import Activations
 from ..distributed import Followers, TPGroup, Workers
-from ..models import Llama
 from ..nn import Adapters, Batch, KVCache, LoRAFactors, MixedKVCache
 from .decode import DecodeSteps
 from .model import ServedModel
@@ -292,13 +289,6 @@ class Worker:
         self._runner.set_adapter(slot, layers)
 
 
-def make_worker(
-    tp_group: TPGroup,
-    folder: Path,
-    weights: str,
-    dtype: torch.dtype | str | None,
-    device: str,
-    activations: Activations | None = None,
-) -> Worker:
-    """Make a Worker whose shard is read from a model folder by Llama.from_pretrained."""
-    return Worker(Llama.from_pretrained(folder, weights, dtype, device, activations, False, tp_group))
+def make_worker(tp_group: TPGroup, load: Callable[..., ServedModel], *options: Any) -> Worker:
+    """Make a Worker whose shard is loaded by load(*options, False, tp_group), as loading.py's load_own."""
+    return Worker(load(*options, False, tp_group))

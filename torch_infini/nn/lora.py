@@ -106,7 +106,8 @@ class Adapters:
             self._of_module[site.module] = []
             # The model outlives this object: its hook must neither keep it nor outlive it.
             add = WeakMethod(self._add)
-            hook = site.module.register_forward_hook(lambda *call: add_to(add(), *call))
+            # First, before a hook that sums the results of ranks.
+            hook = site.module.register_forward_hook(lambda *call: add_to(add(), *call), prepend=True)
             finalize(self, hook.remove)
         self._of_module[site.module].append((site, self._layers[name]))
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .._core.devices import backing_type
 from ..distributed import TPGroup
 from .parallel_forward import closure_of, parallel_forward
+from .rank_hooks import all_gather
 
 __all__ = ["DTensor", "LinearShard", "Replicate", "Shard", "local", "styles", "tp_group_of", "tp_group_of_model"]
 
@@ -77,11 +78,7 @@ class LinearShard:
         return y if bias is None else y.add_(bias)
 
     def all_gather(self, y: Tensor) -> Tensor:
-        rows = y.reshape(-1, y.shape[-1])
-        _, _, most = self.tp_group.shard_rows(self.gathered)
-        if rows.shape[1] < most:
-            rows = nn.functional.pad(rows, (0, most - rows.shape[1]))
-        return self.tp_group.all_gather(rows, self.gathered).view(*y.shape[:-1], self.gathered)
+        return all_gather(self.tp_group, y, self.gathered)
 
 
 def tp_group_of(mesh: Any) -> TPGroup:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..decoder import Decoder
+from ..rank_hooks import RankHook
 from ..shares import local
 from .conditions import has_global_hooks
 
@@ -38,6 +39,8 @@ def labelled(label: str = "[patch_model trial] ") -> Any:
 def without_side_effects(model: nn.Module) -> Iterator[None]:
     """Run the body in evaluation mode, without gradients, autocast and hooks, and restore the model's state afterwards.
 
+    Hooks that combine ranks' results stay.
+
     The state is attributes and their contents, buffers and random generators. Compiled modules run eagerly.
     """
     modules = list(model.modules())
@@ -52,7 +55,8 @@ def without_side_effects(model: nn.Module) -> Iterator[None]:
             own = vars(module)
             own["training"] = False
             for name in ("_forward_hooks", "_forward_pre_hooks"):  # patched modules check whether there are any
-                own[name] = OrderedDict.fromkeys(own[name], without_effect)
+                hooks = own[name].items()
+                own[name] = OrderedDict((key, h if isinstance(h, RankHook) else without_effect) for key, h in hooks)
             own.pop("_compiled_call_impl", None)
         on_cuda = torch.autocast("cuda", enabled=False) if devices else nullcontext()
         with torch.random.fork_rng(devices), torch.no_grad(), torch.autocast("cpu", enabled=False), on_cuda:

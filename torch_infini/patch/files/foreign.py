@@ -6,6 +6,7 @@ The model is made on the meta device; checkpoints.fill reads each tensor and eac
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -41,6 +42,7 @@ from ...checkpoints import (
     is_derived,
     open_checkpoint,
 )
+from ...distributed import TPGroup
 from ...weights import FORMATS, Integers, experts_in_panels
 from ..apply import apply
 from ..checks.verify import Verifier
@@ -49,12 +51,14 @@ from ..layers import quantized_experts
 from ..layers.experts import Experts, plans_of, weights_of
 from ..layers.quantized_linear import install_weight
 from ..options import PACKED
+from ..split import Cut, part_of, split, tie_head
 from ..state import Selection
 from ..swap import Unsupported
 from .folder import DESCRIPTION
 from .load import load as load_ours
 
 NAME = "torch_infini.load"
+_building = threading.Lock()  # transformers sets the process's default dtype, among others, while it builds a model
 
 
 def load(
@@ -65,6 +69,8 @@ def load(
     *,
     must_patch: bool = True,
     packs: bool = False,
+    progress: bool | None = None,
+    tp_group: TPGroup | None = None,
 ) -> PreTrainedModel:
     """Load a checkpoint, patched.
 
@@ -75,12 +81,18 @@ def load(
         activations: As torch_infini.load's.
         must_patch: Raise if nothing of the model can be patched; False: return the model as it is.
         packs: Pack dense weights where that is possible, as weights="packed" does, also of a quantized checkpoint.
+        progress: Whether to show a bar on stderr; None: if stderr is a terminal.
+        tp_group: The ranks that share the model: each makes this call, and gets its part. None: it is whole.
 
     Raises:
         ValueError: As torch_infini.load, or for weights that the checkpoint or the model cannot have.
     """
     path, otherwise = find(name), PACKED if packs else None
     if (path / DESCRIPTION).is_file():
+        if tp_group is not None:
+            raise ValueError(
+                f"{NAME}: tensor_parallel_size must be 1 for a folder of save_patched, got {tp_group.size} for {path}"
+            )
         for argument, value in (("weights", weights), ("activations", activations)):
             if value is not None:
                 raise ValueError(
@@ -103,9 +115,14 @@ def load(
         model = empty_model(config, path, dtype)
         if path.is_dir() and not checkpoint.is_quantized and get_model_conversion_mapping(model, add_legacy=False):
             model, quantized = converted(path, type(model), model.dtype), []
+            if tp_group is not None:
+                split(model, tp_group)
         else:
             check(model, checkpoint)
-            quantized = fill_model(model, checkpoint)
+            cuts = {} if tp_group is None else split(model, tp_group)
+            quantized = fill_model(model, checkpoint, cuts, progress)
+        if tp_group is not None:
+            tie_head(model)
     if (path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
     model.name_or_path = str(path)
@@ -125,9 +142,10 @@ def converted(folder: Path, cls: type[PreTrainedModel], dtype: torch.dtype) -> P
         ValueError: For tensors that are missing, too many or of other shapes.
     """
     try:
-        loaded: Any = cls.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
-        )
+        with _building:
+            loaded: Any = cls.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+            )
     except Exception as error:  # transformers and safetensors raise whatever broken files lead to
         cause = " ".join(str(error).split())[:300] or type(error).__name__
         raise ValueError(f"{NAME}: {folder} must be a model that transformers loads, got: {cause}") from error
@@ -167,7 +185,7 @@ def empty_model(config: PreTrainedConfig, path: Path, dtype: torch.dtype | None,
     """
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     try:
-        with torch.device("meta"):
+        with _building, torch.device("meta"):
             known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
             made: Any = None if known else class_named(config.to_dict())
             wanted = named if dtype is None else dtype
@@ -186,7 +204,8 @@ def empty_model(config: PreTrainedConfig, path: Path, dtype: torch.dtype | None,
             for key, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_meta:  # of torch.normal, which takes no default device
                     module._parameters[key] = nn.Parameter(parameter.to("meta"), requires_grad=False)
-        model.initialize_weights()  # sets the buffers that no checkpoint has; parameters stay on meta
+        with _building:
+            model.initialize_weights()  # sets the buffers that no checkpoint has; parameters stay on meta
     return model
 
 
@@ -234,22 +253,32 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
             )
 
 
-class _WholeTensor:
-    """A whole tensor of the model: the Destination that checkpoints.fill loads."""
+class _Tensor:
+    """A tensor of the model, or of this rank's part of it: the Destination that checkpoints.fill loads."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, cut: Cut | None = None) -> None:
         self.tensor, self.first_row = tensor, 0
         self.rows = len(tensor) if tensor.dim() else 1
+        self.part = cut
 
     def cut(self, tensor: Tensor) -> Tensor:
-        return tensor
+        return tensor if self.part is None else self.part.of(tensor)
 
     def load(self, some: Tensor, first: int) -> None:
         (self.tensor[first : first + len(some)] if some.dim() else self.tensor).copy_(some)
 
 
-def fill_model(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
-    """Read every tensor into the model; return the names of the layers that are quantized."""
+def fill_model(
+    model: PreTrainedModel, checkpoint: Checkpoint, cuts: Mapping[str, Cut], progress: bool | None = None
+) -> list[str]:
+    """Read every tensor into the model; return the names of the layers that are quantized.
+
+    Args:
+        model: On meta, whole or split.
+        checkpoint: Of the whole model.
+        cuts: What `split` returned; empty: it is whole.
+        progress: As load's.
+    """
     dtype, quantized = model.dtype, []
 
     def put(name: str, module: nn.Linear, weights: list[LinearWeight | None]) -> None:
@@ -257,19 +286,23 @@ def fill_model(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
         if install_weight(module, owned_copy(weights[0]), dtype):
             quantized.append(name)
 
-    def destinations() -> dict[str, _WholeTensor]:
+    def destinations() -> dict[str, _Tensor]:
         found = checkpoint.dequantized
         for name, parameter in list(model.named_parameters()):
             if parameter.is_meta and name in found:
                 tensors[name] = torch.empty_like(parameter, device="cpu")
                 parent, _, last = name.rpartition(".")
                 model.get_submodule(parent)._parameters[last] = nn.Parameter(tensors[name], requires_grad=False)
-        return {name: _WholeTensor(tensor) for name, tensor in tensors.items() if name in found}
+        return {name: _Tensor(tensor, cuts.get(name)) for name, tensor in tensors.items() if name in found}
 
-    tensors, whole = dict(model.named_buffers()), slice(None)
+    def projection(name: str, module: nn.Module) -> Projection:
+        part = part_of(module)
+        return Projection(name, slice(None), slice(None)) if part is None else Projection(name, part.rows, part.columns)
+
+    tensors = dict(model.named_buffers())
     modules = {name: model.get_submodule(name) for name in checkpoint.layers}
     linears = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
-    layers = [Layer([Projection(name, whole, whole)], partial(put, name, module)) for name, module in linears.items()]
+    layers = [Layer([projection(name, module)], partial(put, name, module)) for name, module in linears.items()]
     # As `destinations` will have them: those of the linear layers are no longer on meta then.
     others = [name for name in tensors if name in checkpoint.dequantized]
     others += [
@@ -282,17 +315,26 @@ def fill_model(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
         checkpoint.stored_bytes(name if name in checkpoint.tensors else name.removesuffix(".weight"))
         for name in [*checkpoint.experts, *linears, *others]
     ]
-    steps = chain(fill_experts(model, checkpoint, quantized), fill(checkpoint, dtype, layers, destinations))
-    finish(track(steps, "loading", sizes, unit="B", delay=DELAY))
+    steps = chain(fill_experts(model, checkpoint, cuts, quantized), fill(checkpoint, dtype, layers, destinations))
+    finish(track(steps, "loading", sizes, progress, "B", DELAY))
     model.tie_weights()
     return quantized
 
 
-def fill_experts(model: PreTrainedModel, checkpoint: Checkpoint, quantized: list[str]) -> Iterator[None]:
+def fill_experts(
+    model: PreTrainedModel, checkpoint: Checkpoint, cuts: Mapping[str, Cut], quantized: list[str]
+) -> Iterator[None]:
     """Read quantized experts into the model: in blocks where the op takes the module, else dequantized.
 
     Appends the names of the modules in blocks to `quantized`; yields after each tensor.
     """
+
+    def own_blocks(name: str) -> Tensor:
+        blocks, cut, stored = checkpoint.blocks(name), cuts.get(name), checkpoint.experts[name]
+        if cut is None:
+            return blocks
+        return cut.of_blocks(blocks, stored.k // blocks.shape[2], stored.format.transposed)
+
     dtype, decoder = model.dtype, find_decoder(model)
     by_module: dict[str, dict[str, str]] = {}
     for name in checkpoint.experts:
@@ -307,7 +349,7 @@ def fill_experts(model: PreTrainedModel, checkpoint: Checkpoint, quantized: list
         if plan is not None:
             buffers, formats = {}, {}
             for last, name in names.items():
-                kind, blocks = checkpoint.experts[name].format.kind, checkpoint.blocks(name)
+                kind, blocks = checkpoint.experts[name].format.kind, own_blocks(name)
                 formats[last], blocks = experts_in_panels(kind, blocks, dtype)
                 buffers[quantized_experts.integers_name(last)] = blocks
                 yield
@@ -317,12 +359,12 @@ def fill_experts(model: PreTrainedModel, checkpoint: Checkpoint, quantized: list
             quantized.append(module_name)
             continue
         for last, name in names.items():
-            blocks, stored = checkpoint.blocks(name), checkpoint.experts[name]
+            blocks, stored = own_blocks(name), checkpoint.experts[name]
             weight = torch.empty_like(module.get_parameter(last), device="cpu")
             rows = weight.transpose(1, 2) if stored.format.transposed else weight
             for e, own in enumerate(rows):
                 integers = Integers(blocks[e], None, None)
-                own.copy_(FORMATS[stored.format.kind].dequantize(integers, 0, stored.n, stored.k, dtype))
+                own.copy_(FORMATS[stored.format.kind].dequantize(integers, 0, own.shape[0], own.shape[1], dtype))
             module._parameters[last] = nn.Parameter(weight, requires_grad=False)
             yield
 

@@ -28,6 +28,7 @@ from ..layers.memory import use_large_pages
 from ..layers.packed_linear import bytes_of
 from ..layers.paged import PAGED_NAME
 from ..layers.state_space import reads_weight
+from ..split import Part, part_of
 from .calls import PagedBackend
 from .causal_model import NAME, check_model, find_causal_model
 from .config import config_of, positions_of
@@ -45,13 +46,13 @@ class PagedModel:
 
     Args:
         model: A causal language model, patched or not; on one device, in evaluation mode from now on.
+        tp_group: The ranks that share it, if it is a part of one (split.py); each makes its PagedModel.
 
     Attributes:
-        model: The given model.
+        model, tp_group: As given.
         config: Its PagedConfig.
         dtype: The dtype of keys, values and returned logits.
         device: The model's device.
-        tp_group: None, because the model is not sharded.
         kernels_only: False, because a step also runs ops of torch.
         is_recordable: Whether a decode step may be recorded; False after one could not be.
         rotary_switch: The length at which it changes its rotation (longrope), or None.
@@ -60,11 +61,10 @@ class PagedModel:
         ValueError: For a model whose attention or state the cache does not hold, with the reason.
     """
 
-    tp_group: TPGroup | None = None
     kernels_only = False
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, tp_group: TPGroup | None = None) -> None:
+        self.model, self.tp_group = model, tp_group
         inner, self.device = check_model(model)
         model.eval()
         use_large_pages(model)
@@ -188,7 +188,8 @@ class PagedModel:
             called = not reads_weight(inner.get_submodule(around), own)
             if isinstance(module, nn.Linear) and module is not head and called:
                 n, k = module.out_features, module.in_features
-                sites[name] = LoRASite(module, 0, slice(0, n), slice(0, k), (n, k))
+                part = part_of(module) or Part(slice(0, n), slice(0, k), (n, k))
+                sites[name] = LoRASite(module, 0, *part)
         return sites
 
     @property

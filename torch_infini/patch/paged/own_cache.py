@@ -75,14 +75,13 @@ class OwnCacheModel:
     Args:
         model: A causal language model, patched or not; on one device, in evaluation mode from now on.
         reason: Why it does not run over the engine's cache.
+        tp_group: As PagedModel's.
 
     Attributes:
-        model: The given model.
-        reason: As given.
+        model, reason, tp_group: As given.
         config: Its PagedConfig.
         dtype: The dtype of returned logits.
         device: The model's device.
-        tp_group: None, because the model is not sharded.
         bytes_per_step: Bytes of weights that a step reads for each of its sequences.
         kernels_only: False, because a step also runs ops of torch.
         is_recordable: False, because caches grow.
@@ -93,12 +92,11 @@ class OwnCacheModel:
         ValueError: For a model that is computed otherwise in parts than in one call, with the reason.
     """
 
-    tp_group: TPGroup | None = None
     kernels_only = False
     rotary_switch: RotarySwitch | None = None
 
-    def __init__(self, model: nn.Module, reason: str = "") -> None:
-        self.model, self.reason = model, reason
+    def __init__(self, model: nn.Module, reason: str = "", tp_group: TPGroup | None = None) -> None:
+        self.model, self.reason, self.tp_group = model, reason, tp_group
         self._inner, self.device = check_model(model)
         model.eval()
         use_large_pages(model)

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ...checkpoints import Activations
+from ...distributed import TPGroup
 from ..files.foreign import class_named, load
 from ..layers.packed_linear import packs_weights
 from .causal_model import NAME
@@ -33,6 +34,8 @@ def load_served_model(
     dtype: torch.dtype | None,
     device: torch.device | str,
     activations: Activations | None = None,
+    progress: bool | None = None,
+    tp_group: TPGroup | None = None,
 ) -> PagedModel | OwnCacheModel:
     """Load a checkpoint of a model of transformers, patched where possible, for the engine.
 
@@ -42,35 +45,39 @@ def load_served_model(
         dtype: The dtype of activations and dense weights; None: the checkpoint's.
         device: The model's device.
         activations: As torch_infini.load's.
+        progress: Whether to show a bar on stderr; None: if stderr is a terminal.
+        tp_group: The ranks that share the model: each makes this call, and gets its part. None: it is whole.
 
     Raises:
         ValueError: As PagedModel, for a checkpoint that contradicts itself, or weights that it cannot have.
     """
     packs = weights is None and packs_weights(device)
-    model = load(folder, dtype, weights, activations, must_patch=False, packs=packs)
-    return serve(model.to(device))  # type: ignore[arg-type]  # of transformers
+    options: dict[str, Any] = {"must_patch": False, "packs": packs, "progress": progress, "tp_group": tp_group}
+    model = load(folder, dtype, weights, activations, **options)
+    return serve(model.to(device), tp_group)  # type: ignore[arg-type]  # of transformers
 
 
-def serve(model: nn.Module) -> PagedModel | OwnCacheModel:
+def serve(model: nn.Module, tp_group: TPGroup | None = None) -> PagedModel | OwnCacheModel:
     """Wrap a causal language model of transformers for the engine.
 
     A warning says why a model does not run over the engine's cache.
 
     Args:
         model: As PagedModel's.
+        tp_group: Likewise.
 
     Raises:
         ValueError: If neither serves it, with the reasons of both.
     """
     try:
-        return PagedModel(model)
+        return PagedModel(model, tp_group)
     except ValueError as error:
         if not isinstance(error.__cause__, Unserved):
             raise
         refused = error
     reason = str(refused.__cause__)
     try:
-        served = OwnCacheModel(model, reason)
+        served = OwnCacheModel(model, reason, tp_group)
     except ValueError as error:
         if str(error.__cause__) in reason:
             raise refused from error
