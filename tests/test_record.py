@@ -504,6 +504,28 @@ def test_runs_of_several_threads() -> None:
     assert torch.equal(total, torch.full((1000,), 200.0))
 
 
+def test_recordings_of_several_threads() -> None:
+    """Equal calls at once, each for the first time of a thread: what one thread's fakes said is used by the others."""
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad():
+                for size in range(1, 120):
+                    x = torch.ones(size, 3)
+                    record(lambda x=x: F.gelu(x @ torch.ones(3, 2)).cumsum(0).logsumexp(1))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+        assert not thread.is_alive()
+    assert not failures
+
+
 def test_a_recording_belongs_to_its_thread() -> None:
     x, y = torch.ones(3), torch.ones(3)
     with record() as graph:

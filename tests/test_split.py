@@ -25,9 +25,11 @@ from torch_infini.engine.loading import load_of_transformers
 from torch_infini.patch.checks.trial import without_side_effects
 from torch_infini.patch.files import foreign
 from torch_infini.patch.paged.serve import load_served_model
-from torch_infini.patch.rank_hooks import RankHook
-from torch_infini.patch.split import Cut, part_of, split
-from torch_infini.patch.split_plan import plan_of
+from torch_infini.patch.ranks.additive import is_additive
+from torch_infini.patch.ranks.cut import Cut, Range, part_of
+from torch_infini.patch.ranks.hooks import RankHook
+from torch_infini.patch.ranks.plan import Plan
+from torch_infini.patch.ranks.split import split
 from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -51,7 +53,6 @@ WITHOUT_PLAN = """
 REFUSED = {
     "doge": "its attention has a mask that is not of transformers' mask functions",
     "inkling2_text": "its plan does not say which columns of model.layers.0.mlp.experts.gate_up_proj are gates",
-    "moshi": "transformers has no plan",
 }
 # Not served by one rank either, or not built small.
 UNFIT = {"cpmant", "gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody", "prophetnet", "xlnet"}
@@ -154,7 +155,7 @@ def test_quantized_files(name: str, tmp_path: Path) -> None:
     for rank, (logits, part) in enumerate(on_ranks(2, work)):
         # Products of blocks may round x to 16 bits.
         assert float((logits - want).norm() / want.norm()) < 2**-11
-        assert part == (slice(0, 128), slice(64 * rank, 64 * rank + 64), (128, 128))
+        assert part == (((0, 128),), (64 * rank, 64), (128, 128))
 
 
 def test_quantized_experts(tmp_path: Path) -> None:
@@ -169,11 +170,11 @@ def test_quantized_experts(tmp_path: Path) -> None:
     for result in on_ranks(2, work):
         assert "ranks must not cut the blocks of 32 numbers, got 48 columns of each" in str(result)
     blocks = torch.arange(2 * 8 * 6 * 3, dtype=torch.uint8).view(2, 8, 6, 3)
-    down = Cut(-2, 64, 64).of_blocks(blocks, 32, True)
+    down = Cut(-2, (Range(64, 64),)).of_blocks(blocks, 32, True)
     assert torch.equal(down, blocks[:, :, 2:4])
-    up = Cut(-1, 2, 2, 2).of_blocks(blocks, 32, True)
+    up = Cut(-1, (Range(2, 2), Range(6, 2))).of_blocks(blocks, 32, True)
     assert torch.equal(up, blocks[:, [2, 3, 6, 7]])
-    assert torch.equal(Cut(-2, 4, 4).of_blocks(blocks, 32, False), blocks[:, 4:])
+    assert torch.equal(Cut(-2, (Range(4, 4),)).of_blocks(blocks, 32, False), blocks[:, 4:])
 
 
 @pytest.mark.full(beyond=1)
@@ -246,11 +247,13 @@ def test_hooks_of_ranks_stay(tmp_path: Path) -> None:
         assert torch.equal(watched, quiet) and calls == ["watched"] and count == 4 * 2 + 1
 
 
-def test_biases_are_added_once() -> None:
+def test_cuts() -> None:
+    """A range is a view, several are a copy, none are zeros: a bias that is added once."""
     whole = torch.arange(4.0)
-    assert torch.equal(Cut(0, 0).of(whole), whole) and not Cut(0, 1).of(whole).any()
-    halves = Cut(-1, 1, 1, 2).of(whole)
-    assert halves.tolist() == [1, 3]
+    one = Cut(-1, (Range(1, 2),)).of(whole)
+    assert one.tolist() == [1, 2] and one.data_ptr() == whole[1:].data_ptr()
+    assert Cut(-1, (Range(1, 1), Range(3, 1))).of(whole).tolist() == [1, 3]
+    assert Cut(-1, ()).of(whole).tolist() == [0] * 4
 
 
 def refused(kind: str, size: int, folder: Path, **changes: Any) -> str:
@@ -273,12 +276,14 @@ def test_models_that_ranks_cannot_share(tmp_path: Path, monkeypatch: pytest.Monk
     said = refused("qwen3", 3, tmp_path / "b")
     assert said.endswith("the heads of model.layers.0.self_attn.q_proj must be a multiple of the ranks, 3, got 4")
     said = refused("qwen3", 4, tmp_path / "c", intermediate_size=90)
-    assert said.endswith("the rows of model.layers.0.mlp.gate_proj must be a multiple of the ranks, 4, got 90")
+    assert said.endswith("the columns of model.layers.0.mlp.down_proj must be a multiple of the ranks, 4, got 90")
 
-    def unknown(model: Any) -> dict[str, str]:
-        return {**plan_of(model), "model.layers.*.mlp.down_proj": "diagonal"}
+    class Unknown(Plan):
+        def __init__(self, model: Any) -> None:
+            super().__init__(model)
+            self.styles["model.layers.*.mlp.down_proj"] = "diagonal"
 
-    monkeypatch.setattr("torch_infini.patch.split.plan_of", unknown)
+    monkeypatch.setattr("torch_infini.patch.ranks.split.Plan", Unknown)
     said = refused("qwen3", 2, tmp_path / "d")
     assert "the style 'diagonal' of model.layers.0.mlp.down_proj, a Linear, is unknown here, got 2" in said
 
@@ -304,9 +309,10 @@ def test_folders_that_ranks_cannot_share(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_follows() -> None:
-    """Of attention and MLPs by their names; nothing of what may compute across columns."""
-    plan = plan_of(build("stablelm"))
-    assert plan == {
+    """Of attention and MLPs by their names, where nothing else of them has parameters."""
+    plan = Plan(build("stablelm"))
+    assert not plan.is_of_class and plan.has_layers and Plan(build("qwen3")).is_of_class
+    assert plan.styles == {
         "lm_head": "colwise_gather_output",
         **{f"model.layers.*.self_attn.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")},
         "model.layers.*.self_attn.o_proj": "rowwise",
@@ -314,21 +320,49 @@ def test_a_plan_that_follows() -> None:
         "model.layers.*.mlp.down_proj": "rowwise",
     }
     model = build("stablelm")
-    norm: Any = torch.nn.LayerNorm(model.config.intermediate_size)
-    model.model.layers[0].mlp.norm = norm
-    assert not [name for name in plan_of_one(model) if "mlp" in name]
-    model = build("stablelm")
-    model.model.layers[0].mlp.up_proj.out_features += 1
-    assert not [name for name in plan_of_one(model) if "mlp" in name]
-    model = build("stablelm")
-    model.model.layers[0].self_attn.scale = torch.nn.Parameter(torch.ones(64))
-    assert not [name for name in plan_of_one(model) if "attn" in name]
+    for layer in model.model.layers:
+        layer.mlp.norm = torch.nn.LayerNorm(model.config.intermediate_size)
+        layer.self_attn.scale = torch.nn.Parameter(torch.ones(64))
+    assert not Plan(model).has_layers
 
 
-def plan_of_one(model: Any) -> dict[str, str]:
-    """The plan of a model with its first layer alone."""
-    del model.model.layers[1:]
-    return plan_of(model)
+class _Gated(torch.nn.Module):
+    """An MLP whose gates are the first half of a layer's results, or every other one, or normalized."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.gate_up_proj = torch.nn.Linear(8, 32, device="meta")
+        self.down_proj = torch.nn.Linear(16, 8, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.gate_up_proj(x)
+        gate, up = (both[..., ::2], both[..., 1::2]) if self.kind == "alternating" else both.chunk(2, -1)
+        if self.kind == "normalized":
+            gate = gate - gate.mean(-1, keepdim=True)
+        if self.kind == "broken":
+            raise RuntimeError("a forward that needs more")
+        result: Tensor = self.down_proj(torch.nn.functional.silu(gate) * up)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("kind", "want"), [("halves", True), ("alternating", False), ("normalized", False), ("broken", None)]
+)
+def test_is_additive(kind: str, want: bool | None) -> None:
+    assert is_additive(_Gated(kind), ("gate_up_proj",), "down_proj", 2) is want
+
+
+@pytest.mark.parametrize("kind", ["phi3", "glm", "qwen3_next", "qwen3_5_text"])
+def test_heads_of_fused_layers(kind: str, tmp_path: Path) -> None:
+    """Attention, its cache, and the states of the delta rule are shared too, not computed whole on each rank."""
+    build(kind).save_pretrained(tmp_path)
+    one = load_served_model(tmp_path, None, None, "cpu", None, False)
+    for model in assert_alike(tmp_path, 2):
+        assert type(model).__name__ == "PagedModel" and model.is_recordable
+        assert model.bytes_per_token(torch.float32) * 2 == one.bytes_per_token(torch.float32)
+        assert model.bytes_per_sequence * 2 == one.bytes_per_sequence
+        assert sum(p.numel() for p in model.model.parameters()) < 0.56 * sum(p.numel() for p in one.model.parameters())
 
 
 def test_parts_together_are_the_whole(tmp_path: Path) -> None:
@@ -341,14 +375,14 @@ def test_parts_together_are_the_whole(tmp_path: Path) -> None:
         return split(model, tp_group), {name: p.detach() for name, p in model.named_parameters()}
 
     whole: dict[str, Tensor] = {name: p.detach() for name, p in build("gpt_oss").named_parameters()}
-    (cuts, first), (_, second) = on_ranks(2, work)
+    (_, first), (cuts, second) = on_ranks(2, work)  # rank 0 has biases that are added once, whole
     cut_names = {name.rpartition(".")[2] for name in cuts if "experts" in name}
     assert cut_names == {"gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"}
     for name, tensor in whole.items():
         cut = cuts.get(name)
         if cut is None:
             assert torch.equal(first[name], tensor) and torch.equal(second[name], tensor)
-        elif cut.dim:
+        elif cut.ranges:
             assert torch.equal(torch.cat([first[name], second[name]], cut.dim), tensor), name
         else:
-            assert torch.equal(first[name] + second[name], tensor), name
+            assert torch.equal(first[name], tensor) and not second[name].any(), name

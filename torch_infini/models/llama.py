@@ -203,7 +203,7 @@ class Llama(nn.Module):
             first = 0
             for name, shard in product.parts.items():
                 whole = shard.whole, product.columns.whole
-                site = LoRASite(product.linear, first, shard.span, product.columns.span, whole)
+                site = LoRASite(product.linear, first, (shard.span,), product.columns.span, whole)
                 sites[product.prefix + name] = site
                 first += shard.number
         return sites

@@ -26,7 +26,7 @@ class LoRASite(NamedTuple):
     Attributes:
         module: The linear layer that computes it.
         first: Its first column in the layer's result; a layer may compute several projections of one input.
-        rows: The part of the projection's n outputs, rows of its weight, that is here.
+        rows: The parts of the projection's n outputs, rows of its weight, that are here, in the order of the results.
         columns: The part of its k inputs that is here. If not all are, the layer's result is a partial sum, and so is
             what an adapter adds to it.
         shape: (n, k) of the whole projection.
@@ -34,19 +34,21 @@ class LoRASite(NamedTuple):
 
     module: nn.Module
     first: int
-    rows: slice
+    rows: tuple[slice, ...]
     columns: slice
     shape: tuple[int, int]
 
     @property
     def here(self) -> tuple[int, int]:
         """(n, k) of this rank's part."""
-        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+        return sum(rows.stop - rows.start for rows in self.rows), self.columns.stop - self.columns.start
 
     def part_of(self, factors: LoRAFactors) -> LoRAFactors:
         """Return this rank's part of an adapter's matrices for the whole projection."""
         a, b = factors
-        return a[:, self.columns], b[self.rows]
+        return a[:, self.columns], b[self.rows[0]] if len(self.rows) == 1 else torch.cat(
+            [b[rows] for rows in self.rows]
+        )
 
 
 class Adapters:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .._core.devices import backing_type
 from ..distributed import TPGroup
 from .parallel_forward import closure_of, parallel_forward
-from .rank_hooks import all_gather
+from .ranks.hooks import all_gather
 
 __all__ = ["DTensor", "LinearShard", "Replicate", "Shard", "local", "styles", "tp_group_of", "tp_group_of_model"]
 

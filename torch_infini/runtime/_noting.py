@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,9 +57,23 @@ class NotedCall:
         return views_of((self.call.args, self.call.kwargs, self.copies))
 
 
+class Like(NamedTuple):
+    """What a fake result says of a tensor; not the fake itself, which other threads' recordings would share, and which
+    seems to be on meta while its mode runs an op.
+    """
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+
+
 @dataclass
 class FakeResults:
-    """The fake results of equal calls and their nesting, and whether the op's checks have accepted such a call."""
+    """The results of equal calls, a Like for each tensor, and their nesting, and whether the op's checks have accepted
+    such a call.
+    """
 
     results: list[Any]
     spec: pytree.TreeSpec
@@ -196,7 +210,7 @@ class Recorder(CallMode):
         fresh: list[Tensor | None] = []
         for fake, letter in zip(results, aliases, strict=True):
             if letter is None:
-                made.append(self._make(fake) if isinstance(fake, Tensor) else None)
+                made.append(self._make(fake) if isinstance(fake, Like) else None)
                 fresh.append(made[-1])
             else:
                 index, name = facts.written[letter]
@@ -255,9 +269,10 @@ class Recorder(CallMode):
                     f"{OP}: an out tensor must have the shape of the result, {list(fake.shape)}, of {func}, got "
                     f"{list(given.shape)}"
                 )
-        return FakeResults(*pytree.tree_flatten(fake_results))
+        results, spec = pytree.tree_flatten(fake_results)
+        return FakeResults([_like(x) if isinstance(x, Tensor) else x for x in results], spec)
 
-    def _make(self, fake: Tensor) -> Tensor:
+    def _make(self, fake: Like) -> Tensor:
         """Return a tensor like the fake, with uninitialized memory."""
         _check_place(fake)
         tensor = _empty_like(fake)
@@ -265,11 +280,16 @@ class Recorder(CallMode):
         return tensor
 
 
-def _empty_like(fake: Tensor) -> Tensor:
+def _like(fake: Tensor) -> Like:
+    strided = fake.layout == torch.strided
+    return Like(fake.shape, fake.stride() if strided else (), fake.dtype, fake.device, fake.layout)
+
+
+def _empty_like(fake: Like) -> Tensor:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
-            return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
-    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+            return torch.empty_strided(fake.shape, fake.stride, dtype=fake.dtype)
+    return torch.empty_strided(fake.shape, fake.stride, dtype=fake.dtype)
 
 
 MEMO_SIZE = 1024  # calls whose fake results are kept: layers of a model make equal calls
@@ -282,7 +302,7 @@ def _fake(value: Any) -> Any:
     return None if isinstance(value, torch.Generator) else value
 
 
-def _check_place(tensor: Tensor) -> None:
+def _check_place(tensor: Tensor | Like) -> None:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise RuntimeError(
             f"{OP}: every tensor must be strided and on the CPU, the device of record(), got {tensor.layout} on "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..decoder import Decoder
-from ..rank_hooks import RankHook
+from ..ranks.hooks import RankHook
 from ..shares import local
 from .conditions import has_global_hooks
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -51,7 +51,8 @@ from ..layers import quantized_experts
 from ..layers.experts import Experts, plans_of, weights_of
 from ..layers.quantized_linear import install_weight
 from ..options import PACKED
-from ..split import Cut, part_of, split, tie_head
+from ..ranks.cut import Cut, part_of
+from ..ranks.split import split, tie_head
 from ..state import Selection
 from ..swap import Unsupported
 from .folder import DESCRIPTION
@@ -114,9 +115,7 @@ def load(
         check_layers(NAME, path, checkpoint.tensors, layer_count(config))
         model = empty_model(config, path, dtype)
         if path.is_dir() and not checkpoint.is_quantized and get_model_conversion_mapping(model, add_legacy=False):
-            model, quantized = converted(path, type(model), model.dtype), []
-            if tp_group is not None:
-                split(model, tp_group)
+            model, quantized = converted_part(path, type(model), model.dtype, tp_group), []
         else:
             check(model, checkpoint)
             cuts = {} if tp_group is None else split(model, tp_group)
@@ -156,6 +155,28 @@ def converted(folder: Path, cls: type[PreTrainedModel], dtype: torch.dtype) -> P
     kinds = (("missing", sorted(info["missing_keys"])), ("surplus", sorted(surplus)), ("of another shape", unlike))
     if wrong := "; ".join(f"{kind}: {', '.join(names[:10])}" for kind, names in kinds if names):
         raise ValueError(f"{NAME}: the tensors in {folder} must be those of its config.json, got {wrong}")
+    return model
+
+
+def converted_part(
+    folder: Path, cls: type[PreTrainedModel], dtype: torch.dtype, tp_group: TPGroup | None
+) -> PreTrainedModel:
+    """Load what `converted` does, and split it, one rank after another: only one at a time has the whole model."""
+    if tp_group is None:
+        return converted(folder, cls, dtype)
+    model: PreTrainedModel | None = None
+    failure: ValueError | None = None
+    for turn in range(tp_group.size):
+        if turn == tp_group.rank:
+            try:
+                model = converted(folder, cls, dtype)
+                split(model, tp_group)
+            except ValueError as error:
+                failure = error  # raised after the others had their turns, because they wait for this rank
+        tp_group.any(False)
+    if failure is not None:
+        raise failure
+    assert model is not None
     return model
 
 
@@ -282,8 +303,8 @@ def fill_model(
     dtype, quantized = model.dtype, []
 
     def put(name: str, module: nn.Linear, weights: list[LinearWeight | None]) -> None:
-        assert weights[0] is not None
-        if install_weight(module, owned_copy(weights[0]), dtype):
+        found = [weight for weight in weights if weight is not None]
+        if install_weight(module, owned_copy(found[0]) if len(found) == 1 else stacked(found), dtype):
             quantized.append(name)
 
     def destinations() -> dict[str, _Tensor]:
@@ -295,14 +316,16 @@ def fill_model(
                 model.get_submodule(parent)._parameters[last] = nn.Parameter(tensors[name], requires_grad=False)
         return {name: _Tensor(tensor, cuts.get(name)) for name, tensor in tensors.items() if name in found}
 
-    def projection(name: str, module: nn.Module) -> Projection:
+    def projections(name: str, module: nn.Module) -> list[Projection]:
         part = part_of(module)
-        return Projection(name, slice(None), slice(None)) if part is None else Projection(name, part.rows, part.columns)
+        if part is None:
+            return [Projection(name, slice(None), slice(None))]
+        return [Projection(name, rows.span, part.columns.span) for rows in part.rows]
 
     tensors = dict(model.named_buffers())
     modules = {name: model.get_submodule(name) for name in checkpoint.layers}
     linears = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
-    layers = [Layer([projection(name, module)], partial(put, name, module)) for name, module in linears.items()]
+    layers = [Layer(projections(name, module), partial(put, name, module)) for name, module in linears.items()]
     # As `destinations` will have them: those of the linear layers are no longer on meta then.
     others = [name for name in tensors if name in checkpoint.dequantized]
     others += [
@@ -367,6 +390,16 @@ def fill_experts(
                 own.copy_(FORMATS[stored.format.kind].dequantize(integers, 0, own.shape[0], own.shape[1], dtype))
             module._parameters[last] = nn.Parameter(weight, requires_grad=False)
             yield
+
+
+def stacked(weights: Sequence[LinearWeight]) -> LinearWeight:
+    """Return weights of the same columns and format as one, with the rows of all in order."""
+
+    def of_all(name: str) -> Any:
+        tensors = [getattr(weight, name) for weight in weights]
+        return None if tensors[0] is None else torch.cat(tensors)
+
+    return weights[0]._replace(**{name: of_all(name) for name in ("weight", "scales", "zeros")})
 
 
 def owned_copy(weight: LinearWeight) -> LinearWeight:

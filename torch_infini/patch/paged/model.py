@@ -28,7 +28,7 @@ from ..layers.memory import use_large_pages
 from ..layers.packed_linear import bytes_of
 from ..layers.paged import PAGED_NAME
 from ..layers.state_space import reads_weight
-from ..split import Part, part_of
+from ..ranks.cut import Part, Range, part_of
 from .calls import PagedBackend
 from .causal_model import NAME, check_model, find_causal_model
 from .config import config_of, positions_of
@@ -188,8 +188,8 @@ class PagedModel:
             called = not reads_weight(inner.get_submodule(around), own)
             if isinstance(module, nn.Linear) and module is not head and called:
                 n, k = module.out_features, module.in_features
-                part = part_of(module) or Part(slice(0, n), slice(0, k), (n, k))
-                sites[name] = LoRASite(module, 0, *part)
+                rows, columns, shape = part_of(module) or Part((Range(0, n),), Range(0, k), (n, k))
+                sites[name] = LoRASite(module, 0, tuple(one.span for one in rows), columns.span, shape)
         return sites
 
     @property

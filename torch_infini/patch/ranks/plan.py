@@ -1,4 +1,4 @@
-"""plan_of: how the ranks of tensor parallelism share a model of transformers, by the names of its modules.
+"""Plan: how the ranks of tensor parallelism share a model of transformers, by the names of its modules.
 
 It is the plan of the model's class; for one without, what follows from the structure of its attention and MLPs.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import PreTrainedModel
 
-from .layers.experts import has_experts, weights_of
+from ..layers.experts import has_experts, weights_of
 
 _INPUTS = ("q_proj", "k_proj", "v_proj")
 _OUTPUTS = ("o_proj", "out_proj", "dense")  # names of attention's last layer
@@ -32,22 +32,49 @@ def generic(name: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
-def plan_of(model: PreTrainedModel) -> dict[str, str]:
-    """Return the style of each module and parameter that is shared, by its generic name.
+class Plan:
+    """The style of each module and parameter that ranks share: names and styles are those of transformers' tp_plan.
 
-    Its names and styles are those of transformers' tp_plan; only "lm_head" and the like have no layer's number.
+    Args:
+        model: A causal language model of transformers.
+
+    Attributes:
+        styles: By the name, with * for the numbers of layers.
+        is_of_class: Whether the plan is that of the model's class, and does not follow from names alone.
     """
-    plan = dict(model.tp_plan)
-    if any("*" in name for name in plan):
-        return plan
-    for name, module in model.named_modules():
-        for more, style in (*_of_attention(module), *_of_mlp(module), *_of_experts(module)):
-            plan[generic(f"{name}.{more}")] = style
-    head = model.get_output_embeddings()
-    names = [name for name, module in model.named_modules() if module is head]
-    if plan and isinstance(head, nn.Linear):
-        plan[generic(names[0])] = "colwise_gather_output"
-    return plan
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.styles: dict[str, str] = dict(model.tp_plan)
+        self.is_of_class = self.has_layers
+        if not self.is_of_class:
+            self._derive(model)
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether anything but the embedding and the head is shared."""
+        return any("*" in name for name in self.styles)
+
+    def get(self, name: str) -> str | None:
+        """Return the style of a module or parameter."""
+        return self.styles.get(generic(name))
+
+    def names(self, module: str, *parameters: str) -> bool:
+        """Return whether a module's parameters of these names, or one of them, have a style."""
+        return any(self.get(f"{module}.{parameter}") is not None for parameter in parameters)
+
+    def of_parts(self, name: str, module: nn.Module) -> dict[str, str]:
+        """Return the styles of a module's direct parts, by their names in it."""
+        found = {part: self.get(f"{name}.{part}") for part in module._modules}
+        return {part: style for part, style in found.items() if style is not None}
+
+    def _derive(self, model: PreTrainedModel) -> None:
+        for name, module in model.named_modules():
+            for part, style in (*_of_attention(module), *_of_mlp(module), *_of_experts(module)):
+                self.styles[generic(f"{name}.{part}")] = style
+        head = model.get_output_embeddings()
+        names = [name for name, module in model.named_modules() if module is head]
+        if self.styles and isinstance(head, nn.Linear):
+            self.styles[generic(names[0])] = "colwise_gather_output"
 
 
 def _of_attention(module: nn.Module) -> Iterator[tuple[str, str]]:
@@ -68,16 +95,14 @@ def _of_attention(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _of_mlp(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the styles of an MLP's layers, if it has no other parameters and its activation changes no width."""
+    """Yield the styles of an MLP's layers, if all it has beside them is an activation."""
     children = {name: child for name, child in module._modules.items() if child is not None}
     for inputs, output in _MLPS:
         layers = {*inputs, output}
         if not all(isinstance(children.get(name), nn.Linear) for name in layers):
             continue
-        if {children[name].out_features for name in inputs} != {children[output].in_features}:
-            return
         others = [child for name, child in children.items() if name not in layers]
-        if not list(module.parameters(recurse=False)) and not any(list(child.parameters()) for child in others):
+        if not any(list(child.parameters()) for child in others):
             yield from ((name, "colwise") for name in inputs)
             yield output, "rowwise"
         return

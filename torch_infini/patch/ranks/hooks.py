@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..distributed import TPGroup
+from ...distributed import TPGroup
 
 
 class RankHook:
