@@ -29,6 +29,7 @@ OF_ENGINE = (
     "dtype",
     "device",
     "tensor_parallel_size",
+    "speculative_config",
     "threads",
     "rounds",
 )

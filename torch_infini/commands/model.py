@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +45,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ranks that share the model (default: 1)",
     )
+    parser.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='guess next tokens: \'{"method": "ngram", "num_speculative_tokens": 4}\' (default: no guesses)',
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="default: torch's own choice")
 
 
@@ -76,6 +82,12 @@ def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[s
         if arguments.threads > MOST_THREADS:
             raise CommandError(f"--threads must be at most {MOST_THREADS}, got {arguments.threads}")
         torch.set_num_threads(arguments.threads)
+    if arguments.speculative_config is not None:
+        try:
+            settings = {**settings, "speculative_config": json.loads(arguments.speculative_config)}
+        except ValueError as error:
+            came = arguments.speculative_config
+            raise CommandError(f"--speculative-config must be JSON, got {came}") from error
     try:
         return kind(
             arguments.model or MODEL,

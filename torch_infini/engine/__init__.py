@@ -28,6 +28,7 @@ from .outputs import (
 from .pooling import PoolingParams, ScoreParams
 from .sampler import Row, Sampled, Sampler
 from .sampling_params import SamplingParams
+from .speculation import SpeculativeConfig
 from .structured_outputs import StructuredOutputsParams
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "ScoreParams",
     "ScoringOutput",
     "ScoringRequestOutput",
+    "SpeculativeConfig",
     "StructuredOutputsParams",
     "TokenLogprobs",
 ]

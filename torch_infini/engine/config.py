@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from .sampling_params import is_integer
+from .speculation import MAX_ROWS, SpeculativeConfig
 
 KVCacheDtype = Literal["int8"]
 CACHE_BYTES = 2 << 30  # upper limit of the default cache size
@@ -39,6 +40,8 @@ class EngineConfig:
         enable_lora: Whether requests may have a LoRA adapter (LoRARequest).
         max_loras: The most adapters of unfinished requests; as many stay in memory.
         max_lora_rank: The largest rank of an adapter; smaller ones take as much memory and time.
+        speculative_config: How next tokens are guessed, so that a step may give several; a SpeculativeConfig, or a
+            mapping of its fields. The tokens are those without. None: a step gives one token of each sequence.
     """
 
     max_num_seqs: int = 32
@@ -55,8 +58,16 @@ class EngineConfig:
     enable_lora: bool = False
     max_loras: int = 4
     max_lora_rank: int = 16
+    speculative_config: SpeculativeConfig | None = None
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows of a decode step: with guesses it has several of a sequence."""
+        return self.max_num_seqs if self.speculative_config is None else max(self.max_num_seqs, MAX_ROWS)
 
     def __post_init__(self) -> None:
+        if self.speculative_config is not None:
+            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(self.speculative_config))
         for name in (
             "max_num_seqs",
             "max_model_len",

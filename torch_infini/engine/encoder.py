@@ -87,7 +87,7 @@ def encoder_config(config: EngineConfig, length: int, kind: str) -> EngineConfig
     Raises:
         ValueError: For settings of a cache or of adapters, which an encoder has not.
     """
-    for name in ("cache_bytes", "cache_blocks", "kv_cache_dtype", "chunk_size"):
+    for name in ("cache_bytes", "cache_blocks", "kv_cache_dtype", "chunk_size", "speculative_config"):
         if getattr(config, name) is not None:
             raise ValueError(
                 f"{_NAME}: {name} must be left out for an encoder ({kind}), which keeps no keys and values, got "

@@ -30,6 +30,7 @@ from .sampler import Row, Sampled, Sampler, log_softmax, most_likely, resolve_se
 from .sampling_params import SamplingParams
 from .scheduler import ScheduledChunk, Scheduler
 from .sequence import Request, Sequence, output_of, plain_ids
+from .speculation import Drafts, is_decode
 from .states import StateRows
 from .text import TextStream
 
@@ -111,7 +112,7 @@ class Engine:
                 self._runner = Runner(
                     model,
                     self._cache,
-                    c.max_num_seqs,
+                    c.max_rows,
                     self.max_model_len,
                     not c.enforce_eager,
                     None if self._adapters is None else self._adapters.adapters,
@@ -129,9 +130,17 @@ class Engine:
             c.reuse_generated,
             states,
         )
+        self._drafts: Drafts | None = None
+        if c.speculative_config is not None:
+            if model.bytes_per_sequence or model.rotary_switch is not None:
+                kept = "keeps states" if model.bytes_per_sequence else "changes its rotation"
+                raise ValueError(
+                    f"{_NAME}: speculative_config must be None for a model that {kept}, got {c.speculative_config!r}"
+                )
+            self._drafts = Drafts(c.speculative_config, self._blocks)
         self._seeds = None if seed is None else torch.Generator().manual_seed(seed % 2**63)
         if model.tp_group is not None and model.tp_group.workers is not None:
-            sizes = blocks, c.block_size, self._cache_dtype, c.max_num_seqs, self.max_model_len
+            sizes = blocks, c.block_size, self._cache_dtype, c.max_rows, self.max_model_len
             adapters = (c.max_loras, c.max_lora_rank) if c.enable_lora else None
             model.tp_group.workers.send("start", *sizes, not c.enforce_eager, adapters)
             self._runner = TPRunner(self._runner, model.tp_group.workers)  # type: ignore[arg-type]  # a Runner
@@ -497,9 +506,15 @@ class Engine:
             self.outputs, self._returned = [], False
         try:
             chunks = self.scheduler.schedule()
+            if self._drafts is not None:
+                chunks = self._drafts.added_to(chunks)
             if chunks:
+                decodes = self._drafts is not None and is_decode(chunks)
                 self._compute(chunks)
-                self._count(chunks, time.perf_counter() - start)
+                seconds = time.perf_counter() - start
+                self._count(chunks, seconds)
+                if self._drafts is not None and decodes:
+                    self._drafts.note(sum(1 + len(chunk.draft) for chunk in chunks), seconds)
             self._collect_outputs()
             self._returned = True
             return list(self.outputs)
@@ -567,30 +582,49 @@ class Engine:
         for i, prompt_logits in self._runner.prompt_logits.items():
             self._keep_prompt_logprobs(chunks[i], prompt_logits)
         rows: list[int] = []
-        sequences: list[Sequence] = []
+        sampled_ones: list[tuple[Sequence, tuple[int, ...]]] = []  # and guesses
         wanted = 0
         for i, chunk in enumerate(chunks):
             self.scheduler.computed(chunk)
             if i in self._runner.states:
                 self._pool(chunk, self._runner.states[i])
             elif chunk.sequence.remaining == 0:
+                count = 1 + len(chunk.draft)
                 for sequence in self._samples(chunk.sequence):
-                    rows.append(wanted)
-                    sequences.append(sequence)
-                wanted += 1
-        if not sequences:
+                    rows += range(wanted, wanted + count)
+                    sampled_ones.append((sequence, chunk.draft))
+                wanted += count
+        if not sampled_ones:
             return
         if rows != list(range(logits.shape[0])):
             logits = logits[torch.tensor(rows, device=logits.device)]
-        sampled = self._sampler(logits, [sequence.row for sequence in sequences])
+        settings = [row for sequence, draft in sampled_ones for row in sequence.row.along(draft)]
+        sampled = iter(self._sampler(logits, settings))
         now = time.perf_counter()
-        for sequence, result in zip(sequences, sampled, strict=True):
+        for sequence, draft in sampled_ones:
             if sequence.request.first_token is None:
                 sequence.request.first_token = now
                 self._metrics.reused_tokens += sequence.request.reused
             self._changed[sequence.request] = None
+            results = [next(sampled) for _ in range(1 + len(draft))]
             if sequence.finish is None:
-                self._append(sequence, result)
+                self._append(sequence, results[0])
+            if draft:
+                self._append_guessed(sequence, draft, results)
+
+    def _append_guessed(self, sequence: Sequence, draft: SequenceOf[int], results: SequenceOf[Sampled]) -> None:
+        """Append further tokens as long as the guess of the one before was right; results[0] was appended."""
+        right = 0
+        for guess, result, following in zip(draft, results, results[1:], strict=False):
+            if sequence.finish is not None or result.token != guess:
+                break
+            right += 1
+            self.scheduler.computed(ScheduledChunk(sequence, len(sequence.tokens) - 1, 1))
+            self._append(sequence, following)
+        self._metrics.draft_tokens += len(draft)
+        self._metrics.accepted_tokens += right
+        assert self._drafts is not None
+        self._drafts.judge(sequence, len(draft), right)
 
     def _pool(self, chunk: ScheduledChunk, states: Tensor) -> None:
         """Add a chunk's hidden states [tokens, hidden_size] to its request's vector; the last one finishes it."""
@@ -618,7 +652,7 @@ class Engine:
         """Start to compute the masks of the sequences that will be sampled, beside the model's step."""
         pending = [
             (row.matcher, row.output)
-            for sequence, start, num_tokens in chunks
+            for sequence, start, num_tokens, _ in chunks
             if (row := sequence.row).matcher is not None and start + num_tokens == len(sequence.tokens)
         ]
         if pending and self._grammars is not None:
@@ -723,7 +757,7 @@ class Engine:
         m.steps += 1
         m.seconds += seconds
         m.bytes_read += self._step_bytes
-        for sequence, start, num_tokens in chunks:
+        for sequence, start, num_tokens, _ in chunks:
             m.bytes_read += (start + num_tokens) * self._cache.bytes_per_token
             if start < len(sequence.request.prompt):
                 m.prompt_tokens += num_tokens
@@ -776,7 +810,7 @@ def shortened(ids: SequenceOf[Any], most: int, special: Collection[int]) -> list
 
 
 def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
-    sequence, start, num_tokens = chunk
+    sequence, start, num_tokens, draft = chunk
     end = start + num_tokens
     request = sequence.request
     # Once tokens were generated they are known; a sequence that became long would compute others.
@@ -787,7 +821,7 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
     )
     adapter = -1 if request.adapter is None else request.adapter.slot
     return ChunkInput(
-        sequence.tokens[start:end],
+        [*sequence.tokens[start:end], *draft],
         start,
         sequence.blocks,
         end == len(sequence.tokens),
@@ -798,4 +832,5 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
         sequence.state,
         request.types,
         isinstance(request.pooling, ScoreParams),
+        bool(draft),
     )

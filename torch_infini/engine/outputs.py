@@ -324,6 +324,7 @@ class Metrics:
         preemptions: How often a sequence was preempted.
         seconds: Time in steps.
         bytes_read: The least number of bytes that the steps had to read: weights, keys and values.
+        draft_tokens: Tokens that were guessed, of which accepted_tokens were right.
     """
 
     waiting: int = 0
@@ -339,6 +340,8 @@ class Metrics:
     preemptions: int = 0
     seconds: float = 0.0
     bytes_read: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def tokens_per_second(self) -> float:

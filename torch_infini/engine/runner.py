@@ -36,6 +36,7 @@ class ChunkInput(NamedTuple):
         state: The sequence's row among the model's states; negative: the model keeps none.
         types: The token_type_ids of its tokens; None: zeros. Of encoders alone.
         scored: Whether a classifier's logits are needed, and no hidden states.
+        drafted: Whether its tokens are the newest one and guesses of the next, of which all logits are needed.
     """
 
     tokens: list[int]
@@ -49,6 +50,7 @@ class ChunkInput(NamedTuple):
     state: int = -1
     types: list[int] | None = None
     scored: bool = False
+    drafted: bool = False
 
 
 class Runner:
@@ -57,7 +59,7 @@ class Runner:
     Args:
         model: On the device where it runs.
         cache: On the same device.
-        max_num_seqs: The most chunks of a recorded step; larger steps are computed op by op.
+        max_num_seqs: The most rows of a recorded step; larger steps are computed op by op.
         max_tokens: The most tokens of a sequence.
         record: Whether decode steps are recorded.
         adapters: Of the model; None: it has none.
@@ -99,8 +101,8 @@ class Runner:
             state_copies: Likewise of rows of states.
 
         Returns:
-            Logits [n, vocab_size] of the last token of each wanted chunk, in memory that the next call overwrites;
-            unspecified if none is wanted.
+            Logits [n, vocab_size] of the last token of each wanted chunk, or of all tokens of chunks with guesses, in
+            memory that the next call overwrites; unspecified if none is wanted.
         """
         self.cache.copy_blocks(copies)
         if (states := self.cache.states) is not None:
@@ -128,6 +130,8 @@ class Runner:
     def _logits(self, chunks: Sequence[ChunkInput]) -> Tensor:
         if any(chunk.all_wanted for chunk in chunks):
             return self._prefill_all(chunks)
+        if any(chunk.drafted for chunk in chunks):
+            return self._decode([row for chunk in chunks for row in rows_of(chunk)])
         if len(chunks) <= len(self._table_rows) and all(len(chunk.tokens) == 1 for chunk in chunks):
             return self._decode(chunks)
         return self._prefill(chunks, partial(self.model, last=True))
@@ -194,6 +198,14 @@ class Runner:
         logits = step.run()
         wanted = wanted_of(chunks)
         return logits if len(wanted) == len(chunks) else logits[torch.tensor(wanted, device=self.device)]
+
+
+def rows_of(chunk: ChunkInput) -> list[ChunkInput]:
+    """Return a chunk for each token of one with guesses: rows of a decode step, each of which sees those before it."""
+    return [
+        chunk._replace(tokens=[token], start=start, drafted=False)
+        for start, token in enumerate(chunk.tokens, chunk.start)
+    ]
 
 
 def wanted_of(chunks: Sequence[ChunkInput]) -> list[int]:

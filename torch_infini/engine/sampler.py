@@ -86,6 +86,12 @@ class Row:
         self._counted = len(self.output)
         return counts
 
+    def along(self, draft: Sequence[int]) -> list[Row]:
+        """Return this row, and those of the tokens after it if the next ones are the draft's."""
+        more = [[*self.output, *draft[:count]] for count in range(1, len(draft) + 1)]
+        settings = self.eos_token_ids, self.bad_words
+        return [self, *(Row(self.params, self.seed, self.prompt, output, *settings) for output in more)]
+
     def ends(self) -> set[int]:
         """Return the tokens that min_tokens forbids."""
         params = self.params

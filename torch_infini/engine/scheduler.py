@@ -17,11 +17,12 @@ from .states import StateRows
 
 
 class ScheduledChunk(NamedTuple):
-    """A chunk of a sequence scheduled in one step: `num_tokens` tokens from index `start` on."""
+    """A chunk of a sequence in a step: `num_tokens` tokens from index `start` on, and guesses of the next ones."""
 
     sequence: Sequence
     start: int
     num_tokens: int
+    draft: tuple[int, ...] = ()
 
 
 class Scheduler:

@@ -41,7 +41,7 @@ WITHOUT_EFFECT = {
 # Rejected unless the value is in NEUTRAL; what to do instead.
 REJECTED = {
     "data_parallel_size": "start several processes, each with an LLM",
-    "draft_model": "there is no speculative decoding yet",
+    "draft_model": "there are no draft models yet; speculative_config guesses from the text",
     "enable_expert_parallel": "experts are not divided among ranks yet",
     "hf_overrides": "change config.json, or load the model and pass it, LLM(model)",
     "limit_mm_per_prompt": "prompts are texts or token ids",
@@ -51,7 +51,6 @@ REJECTED = {
     "rope_scaling": "change rope_parameters in config.json",
     "rope_theta": "change rope_parameters in config.json",
     "skip_tokenizer_init": "use Engine, whose tokenizer may be None",
-    "speculative_config": "there is no speculative decoding yet",
     "task": "every model embeds, and decoders generate; runner says which of both a model is loaded for",
     "trust_remote_code": "code of a folder (auto_map) is never run: load model and tokenizer yourself, and pass them",
 }

@@ -62,6 +62,8 @@ class EngineCollector(Collector):
             ("generation_tokens", "Tokens sampled.", m.generated_tokens),
             ("prefix_cache_queries", "Prompt tokens looked up in the cache.", m.prompt_tokens + m.reused_tokens),
             ("prefix_cache_hits", "Prompt tokens found there.", m.reused_tokens),
+            ("spec_decode_num_draft_tokens", "Tokens guessed.", m.draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Tokens guessed right.", m.accepted_tokens),
             ("num_preemptions", "Preemptions of samples.", m.preemptions),
         ):
             counter = CounterMetricFamily(f"infini:{name}", text, labels=["model_name"])

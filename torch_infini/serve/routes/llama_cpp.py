@@ -74,5 +74,6 @@ async def slots(request: Request) -> Response:
     busy = min(service.in_flight, total)
     if busy == total and request.query_params.get("fail_on_no_slot", "0") not in ("", "0", "false"):
         raise ApiError(503, f"a slot must be free, got {busy} busy ones of {total}", code="no_slot")
-    state = {"n_ctx": service.max_model_len, "speculative": False}
+    speculates = service.llm.engine.config.speculative_config is not None
+    state = {"n_ctx": service.max_model_len, "speculative": speculates}
     return json_response([{"id": i, **state, "is_processing": i < busy} for i in range(total)])
