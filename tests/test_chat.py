@@ -121,7 +121,7 @@ def test_the_demo_model_has_a_template() -> None:
     template = script("benchmarks/train_demo").CHAT_TEMPLATE
     assert llm.engine.tokenizer is not None and llm.engine.tokenizer.chat_template == template
     ids = llm.chat_prompt([*messages, {"role": "user", "content": "It"}])
-    assert ids == llm.engine.encode("A class definition\n\nis\n\nIt")
+    assert ids == llm.engine.prompts.encode("A class definition\n\nis\n\nIt")
 
 
 def _arguments() -> Any:

@@ -63,7 +63,7 @@ def test_scores_are_those_of_transformers(family: str, tmp_path: Path) -> None:
 
 def test_types_change_scores(folder: Path, llm: LLM) -> None:
     """Otherwise the tests above would not see that they are lost."""
-    ids, types = llm.engine.encode_pair("a", "b", llm.engine.score_params())
+    ids, types = llm.engine.prompts.encode_pair("a", "b", llm.engine.score_params())
     assert types == [0, 0, 0, 1, 1] and ids[0] == CLS and ids[2] == ids[4] == SEP
     plain = llm.classify([ids], use_activation=False)[0].outputs.probs[0]
     assert abs(plain - llm.score("a", "b", use_activation=False)[0].outputs.score) > 1e-4

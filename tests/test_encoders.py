@@ -20,8 +20,8 @@ from support.encoders import CLS, FAMILIES, SEP, VOCABULARY, reference, save_enc
 from torch_infini import LLM, AsyncLLM, patch_model, save_patched
 from torch_infini.__main__ import main
 from torch_infini.engine import EmbeddingRequestOutput
-from torch_infini.engine.engine import shortened
 from torch_infini.engine.pooling import KINDS, pooling_defaults
+from torch_infini.engine.prompts import shortened
 from torch_infini.nn.linear import fastest
 from torch_infini.patch.encoder import batches, is_encoder_config
 from torch_infini.patch.layers.packed_linear import PackedLinear
@@ -89,7 +89,9 @@ def test_lengths(folder: Path, llm: LLM) -> None:
     assert [len(one.prompt_token_ids) for one in found] == [5, 130, 2, 128]
     assert all(one.prompt_token_ids[0] == CLS and one.prompt_token_ids[-1] == SEP for one in found)
     assert llm.embed([1, 2, 3, 4], truncate_prompt_tokens=2)[0].prompt_token_ids == [1, 2]
-    assert llm.embed("abcdef", truncate_prompt_tokens=4)[0].prompt_token_ids[1:3] == llm.engine.encode("ab")[1:3]
+    assert (
+        llm.embed("abcdef", truncate_prompt_tokens=4)[0].prompt_token_ids[1:3] == llm.engine.prompts.encode("ab")[1:3]
+    )
     for wrong in (0, -2, True, 1.5, "5"):
         with pytest.raises(ValueError, match="truncate_prompt_tokens must be an integer of at least 1, -1 or None"):
             llm.embed("a", truncate_prompt_tokens=wrong)  # type: ignore[arg-type]
@@ -230,7 +232,7 @@ def test_an_interrupted_step(folder: Path, llm: LLM, monkeypatch: pytest.MonkeyP
         return encode(*given)
 
     monkeypatch.setattr(other.engine.model, "encode", interrupted)
-    params = other.engine.pooling.merge()
+    params = other.engine.prompts.pooling.merge()
     ids = [other.engine.add(other.engine.new_request(prompt, None, None, params)) for prompt in PROMPTS]
     with pytest.raises(KeyboardInterrupt):
         other.step()
@@ -302,11 +304,11 @@ def test_what_the_folder_says(tmp_path: Path) -> None:
     llm = LLM(folder, progress=False)
     assert llm.engine.max_model_len == 40
     [vector] = vectors(llm.embed("Some Text"))
-    tokens = llm.engine.encode("some text")
+    tokens = llm.engine.prompts.encode("some text")
     pooled = reference(folder, tokens, "mean", False)
     want = torch.tanh(tensors["linear.weight"].double() @ pooled + tensors["linear.bias"].double())
     close(vector, want / want.norm())
-    assert llm.embed("A", prompt_name="query")[0].prompt_token_ids == llm.engine.encode("q: a")
+    assert llm.embed("A", prompt_name="query")[0].prompt_token_ids == llm.engine.prompts.encode("q: a")
     with pytest.raises(ValueError, match="prompt_name must be 'query', 'document', got 'other'"):
         llm.embed("A", prompt_name="other")
     with pytest.raises(ValueError, match="prompt_name must be None for token ids, got 'query'"):

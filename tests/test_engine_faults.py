@@ -82,7 +82,7 @@ FAILURES = [
 def of_one(llm: LLM) -> tuple[list[list[int]], int]:
     """The tokens of all prompts, and one that is generated for the first prompt alone."""
     tokens = [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
-    prompts = [llm.engine.encode(prompt) for prompt in PROMPTS]
+    prompts = [llm.engine.prompts.encode(prompt) for prompt in PROMPTS]
     others = {*tokens[1], *tokens[2], *(token for prompt in prompts for token in prompt)}
     return tokens, next(token for token in tokens[0][2:] if token not in others)
 
@@ -91,7 +91,7 @@ def of_one(llm: LLM) -> tuple[list[list[int]], int]:
 def test_a_token_that_cannot_be_decoded(failure: Any, cause: str, folder: Path) -> None:
     llm = LLM(folder)
     want, token = of_one(llm)
-    llm.engine.tokenizer = Failing(llm.engine.tokenizer, token, failure)
+    llm.engine.prompts.tokenizer = Failing(llm.engine.tokenizer, token, failure)
     for _ in range(2):
         first, *others = llm.generate(PROMPTS, GREEDY)
         (completion,) = first.outputs
@@ -111,9 +111,9 @@ def test_a_prompt_that_cannot_be_decoded(folder: Path) -> None:
     """With its output, the end of the prompt is decoded: that fails for the request alone, too."""
     llm = LLM(folder)
     tokens = [output.token_ids for output in llm.generate(PROMPTS, GREEDY)]
-    mine = set(llm.engine.encode(PROMPTS[0]))
-    others = {*tokens[1], *tokens[2], *llm.engine.encode(PROMPTS[1]), *llm.engine.encode(PROMPTS[2])}
-    llm.engine.tokenizer = Failing(llm.engine.tokenizer, min(mine - others), ValueError("no such token"))
+    mine = set(llm.engine.prompts.encode(PROMPTS[0]))
+    others = {*tokens[1], *tokens[2], *llm.engine.prompts.encode(PROMPTS[1]), *llm.engine.prompts.encode(PROMPTS[2])}
+    llm.engine.prompts.tokenizer = Failing(llm.engine.tokenizer, min(mine - others), ValueError("no such token"))
     outputs = llm.generate(PROMPTS, GREEDY)
     assert outputs[0].outputs[0].finish_reason == "error"
     assert "ValueError: no such token" in str(outputs[0].outputs[0].error)
@@ -131,7 +131,7 @@ def test_a_text_that_cannot_be_encoded(folder: Path) -> None:
                 raise RuntimeError("no such text")
             return self._tokenizer(text, **options)
 
-    llm.engine.tokenizer = Broken(llm.engine.tokenizer, -1, None)
+    llm.engine.prompts.tokenizer = Broken(llm.engine.tokenizer, -1, None)
     with pytest.raises(
         ValueError, match=r"the tokenizer must encode the prompt, got RuntimeError: no such text \(prompt 1\)"
     ):
@@ -146,7 +146,7 @@ def test_a_token_that_cannot_be_decoded_async(failure: Any, cause: str, folder: 
 
     async def run() -> None:
         async with AsyncLLM(folder) as llm:
-            llm._llm.engine.tokenizer = Failing(llm._llm.engine.tokenizer, token, failure)
+            llm._llm.engine.prompts.tokenizer = Failing(llm._llm.engine.tokenizer, token, failure)
             for _ in range(2):
                 first, *others = await asyncio.gather(*(llm.generate(prompt, GREEDY) for prompt in PROMPTS))
                 assert first.outputs[0].finish_reason == "error"
@@ -540,7 +540,7 @@ def test_threads_that_fail_beside_others(folder: Path) -> None:
     """Two threads of one LLM: a request of one fails in the tokenizer, those of the other go on."""
     llm = LLM(folder)
     want, token = of_one(llm)
-    llm.engine.tokenizer = Failing(llm.engine.tokenizer, token, ValueError("no such token"))
+    llm.engine.prompts.tokenizer = Failing(llm.engine.tokenizer, token, ValueError("no such token"))
     got: dict[int, list[Any]] = {0: [], 1: []}
 
     def call(i: int) -> None:

@@ -129,7 +129,7 @@ class TestServer:
 
     def test_echo_is_the_prompt_and_then_the_continuation(self, service: Any) -> None:
         prompt = "naïve café ☕"
-        ids = service.llm.engine.encode(prompt)
+        ids = service.llm.engine.prompts.encode(prompt)
         plain = self.complete(service, prompt=prompt, max_tokens=6, logprobs=2)
         (choice,) = self.complete(service, prompt=prompt, max_tokens=6, logprobs=2, echo=True)["choices"]
         alone = plain["choices"][0]
@@ -186,7 +186,7 @@ class TestServer:
         choices = [choice for event in events for choice in event["choices"]]
         assert [choice["text"] for choice in choices] == ["one two"] * 2 + ["three"] * 2
         for choice in choices:
-            ids = service.llm.engine.encode(choice["text"])
+            ids = service.llm.engine.prompts.encode(choice["text"])
             want = expected(ids)
             logprobs = choice["logprobs"]["token_logprobs"]
             assert logprobs[0] is None and choice["finish_reason"] == "length"

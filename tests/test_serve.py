@@ -158,7 +158,7 @@ def test_several_prompts_and_samples(llm: AsyncLLM, service: Service) -> None:
     answer = ask(service, "POST", "/v1/completions", json=body).json()
     assert [choice["text"] for choice in answer["choices"]] == wanted
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
-    tokens = len(service.llm.engine.encode("first")) + len(service.llm.engine.encode("second one"))
+    tokens = len(service.llm.engine.prompts.encode("first")) + len(service.llm.engine.prompts.encode("second one"))
     assert answer["usage"]["prompt_tokens"] == tokens
     assert answer["usage"]["completion_tokens"] == 4 * 6
     texts = dict.fromkeys(range(4), "")
@@ -311,7 +311,7 @@ def test_texts_of_single_tokens(llm: AsyncLLM) -> None:
     """Every token of the byte-level tokenizer, and names as sentencepiece has them."""
     texts = TokenTexts(llm.engine.tokenizer)
     for character in PROMPT:
-        assert b"".join(map(texts.bytes_of, llm.engine.encode(character))).decode() == character
+        assert b"".join(map(texts.bytes_of, llm.engine.prompts.encode(character))).decode() == character
     assert [texts.text_of(token) for token in (256, 319)] == [" w0", " w63"]
     assert texts.bytes_of(100_000) == b""
     names = {0: "<0xE2>", 1: "\u2581the", 2: "<s>", 3: "é"}
@@ -447,7 +447,7 @@ def test_the_last_message_is_continued(llm: AsyncLLM, service: Service) -> None:
 
 def test_tokenize_and_detokenize(llm: AsyncLLM, service: Service) -> None:
     tokens = ask(service, "POST", "/tokenize", json={"prompt": PROMPT}).json()["tokens"]
-    assert tokens == llm.engine.encode(PROMPT)
+    assert tokens == llm.engine.prompts.encode(PROMPT)
     assert ask(service, "POST", "/tokenize", json={"prompt": PROMPT, "add_special_tokens": False}).json()[
         "count"
     ] == len(tokens)

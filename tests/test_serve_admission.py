@@ -32,8 +32,8 @@ def nothing_is_made(monkeypatch: pytest.MonkeyPatch, llm: AsyncLLM) -> None:
     def fail(*args: Any) -> Any:
         raise AssertionError("something was made of a request that is not admitted")
 
-    for name in ("encode", "new_request"):
-        monkeypatch.setattr(llm.engine, name, fail)
+    monkeypatch.setattr(llm.engine, "new_request", fail)
+    monkeypatch.setattr(llm.engine.prompts, "encode", fail)
     monkeypatch.setattr(llm, "chat_prompt", fail)
 
 
@@ -97,7 +97,7 @@ class Blocked:
     def __init__(self, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
         self.texts: list[str] = []
-        encode = llm.engine.encode
+        encode = llm.engine.prompts.encode
 
         def wait(text: str) -> list[int]:
             self.texts.append(text)
@@ -106,7 +106,7 @@ class Blocked:
                 assert self.go.wait(30)
             return encode(text)
 
-        monkeypatch.setattr(llm.engine, "encode", wait)
+        monkeypatch.setattr(llm.engine.prompts, "encode", wait)
         monkeypatch.setattr(service_module, "LONG", 100)
 
 

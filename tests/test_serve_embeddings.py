@@ -53,7 +53,7 @@ def test_the_official_client(service: Service, wanted: list[list[float]]) -> Non
     with serving(service) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         answer = client.embeddings.create(model=MODEL, input=TEXTS)
         assert [one.embedding for one in answer.data] == wanted and [one.index for one in answer.data] == [0, 1, 2]
-        tokens = sum(len(service.llm.engine.encode(text)) for text in TEXTS)
+        tokens = sum(len(service.llm.engine.prompts.encode(text)) for text in TEXTS)
         assert answer.model == MODEL and answer.usage.prompt_tokens == answer.usage.total_tokens == tokens
         plain = client.embeddings.create(model=MODEL, input=TEXTS[0], encoding_format="float")
         assert plain.data[0].embedding == wanted[0]
@@ -69,7 +69,7 @@ def test_the_official_client(service: Service, wanted: list[list[float]]) -> Non
 
 
 def test_forms_of_the_input(service: Service, wanted: list[list[float]]) -> None:
-    ids = [service.llm.engine.encode(text) for text in TEXTS]
+    ids = [service.llm.engine.prompts.encode(text) for text in TEXTS]
     for given, want in ((TEXTS[0], wanted[:1]), (TEXTS, wanted), (ids[0], wanted[:1]), (ids, wanted)):
         answer = ask(service, "POST", PATH, json={"input": given, "user": "me"}).json()
         assert [one["embedding"] for one in answer["data"]] == want
@@ -81,7 +81,7 @@ def test_forms_of_the_input(service: Service, wanted: list[list[float]]) -> None
 
 
 def test_texts_that_are_cut(service: Service, wanted: list[list[float]]) -> None:
-    for given in ("a" + "b" * 600, [service.llm.engine.encode("a")[0]] + [7] * 600):
+    for given in ("a" + "b" * 600, [service.llm.engine.prompts.encode("a")[0]] + [7] * 600):
         answer = ask(service, "POST", PATH, json={"input": given, "truncate_prompt_tokens": 1}).json()
         assert answer["data"][0]["embedding"] == wanted[2] and answer["usage"]["prompt_tokens"] == 1
         answer = ask(service, "POST", PATH, json={"input": given, "truncate_prompt_tokens": -1}).json()

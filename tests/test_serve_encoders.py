@@ -63,7 +63,7 @@ def test_embeddings(service: Service, wanted: list[list[float]]) -> None:
     answer = ask(service, "POST", PATH, json={"input": TEXTS}).json()
     assert is_near([one["embedding"] for one in answer["data"]], wanted)
     assert [one["index"] for one in answer["data"]] == [0, 1, 2, 3] and answer["model"] == MODEL
-    assert answer["usage"]["prompt_tokens"] == sum(len(service.llm.engine.encode(text)) for text in TEXTS)
+    assert answer["usage"]["prompt_tokens"] == sum(len(service.llm.engine.prompts.encode(text)) for text in TEXTS)
     many = ask(service, "POST", PATH, json={"input": TEXTS * 9}).json()
     assert is_near([one["embedding"] for one in many["data"]], wanted * 9)
     coded = ask(service, "POST", PATH, json={"input": TEXTS[0], "encoding_format": "base64"}).json()
@@ -184,7 +184,7 @@ def test_scores(ranker: Service, scores: list[float]) -> None:
             assert is_near([[one["score"] for one in answer["data"]]], [scores])
             assert [(one["index"], one["object"]) for one in answer["data"]] == [(i, "score") for i in range(4)]
             assert answer["id"].startswith("score-") and answer["object"] == "list" and answer["model"] == MODEL
-    tokens = sum(len(ranker.llm.engine.encode("how tall")) + len(text.encode()) + 1 for text in TEXTS)
+    tokens = sum(len(ranker.llm.engine.prompts.encode("how tall")) + len(text.encode()) + 1 for text in TEXTS)
     assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     plain = ask(ranker, "POST", "/score", json={"text_1": "a", "text_2": "b", "use_activation": False}).json()
     sigmoid = ask(ranker, "POST", "/score", json={"text_1": "a", "text_2": "b"}).json()["data"][0]["score"]
@@ -225,7 +225,7 @@ def test_classify(classifier: Service) -> None:
     engine = classifier.llm.engine
     folder = engine.model.model.name_or_path  # type: ignore[attr-defined]
     wanted = [one.outputs.probs for one in LLM(folder, progress=False).classify(TEXTS)]
-    ids = [engine.encode(text) for text in TEXTS]
+    ids = [engine.prompts.encode(text) for text in TEXTS]
     for path, given in (("/classify", TEXTS), ("/v1/classify", ids)):
         answer = ask(classifier, "POST", path, json={"input": given, "user": "me"}).json()
         assert is_near([one["probs"] for one in answer["data"]], wanted)

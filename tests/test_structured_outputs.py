@@ -125,7 +125,7 @@ def test_an_interrupted_step_goes_on(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_row_that_cannot_go_on_ends_alone(llm: LLM) -> None:
-    letters = llm.engine.encode("z")
+    letters = llm.engine.prompts.encode("z")
     stuck = SamplingParams(
         allowed_token_ids=letters, max_tokens=8, structured_outputs=StructuredOutputsParams(choice=["a"])
     )

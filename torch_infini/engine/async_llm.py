@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ..distributed import Followers
-from .engine import Engine, Prompt
+from .engine import Engine
 from .llm import LLM, Message, pairs_of
 from .loop_calls import LoopCalls
 from .lora import LoRARequest
@@ -29,6 +29,7 @@ from .outputs import (
     score_of,
 )
 from .pooling import Pooling
+from .prompts import Prompt
 from .sampling_params import SamplingParams
 from .sequence import Request
 
@@ -116,7 +117,7 @@ class AsyncLLM:
             RuntimeError: If this is closed, its thread failed, or a step failed.
         """
         engine = self._llm.engine
-        params = engine.pooling.merge(pooling, normalize, dimensions, truncate_prompt_tokens, prompt_name)
+        params = engine.prompts.pooling.merge(pooling, normalize, dimensions, truncate_prompt_tokens, prompt_name)
         request = engine.new_request(prompt, None, lora_request, params)
         outputs = [output async for output in self._outputs(request, None, None)]
         return embedding_of(outputs[-1])
@@ -132,7 +133,7 @@ class AsyncLLM:
         engine = self._llm.engine
         params = engine.score_params(use_activation, truncate_prompt_tokens, only=1)
         [pair] = pairs_of(query, [document])
-        ids, types = engine.encode_pair(*pair, params)
+        ids, types = engine.prompts.encode_pair(*pair, params)
         request = engine.new_request(ids, None, None, params, types)
         return score_of([output async for output in self._outputs(request, None, None)][-1])
 

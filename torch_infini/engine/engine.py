@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,13 @@ from .grammar import Grammars, Matcher
 from .lora import AdapterSlots, LoRARequest
 from .model import ServedModel, is_served_model
 from .outputs import Finish, Metrics, RequestOutput, TokenLogprobs
-from .pooling import SCORE, PoolingDefaults, PoolingParams, ScoreParams
+from .pooling import SCORE, PoolingParams, ScoreParams
+from .prompts import Prompt, Prompts, described, parts_of
 from .runner import ChunkInput, Runner, TPRunner
 from .sampler import Row, Sampled, Sampler, log_softmax, most_likely, resolve_seeds
 from .sampling_params import SamplingParams
 from .scheduler import ScheduledChunk, Scheduler
-from .sequence import Request, Sequence, output_of, plain_ids
+from .sequence import Request, Sequence, output_of
 from .speculation import Drafts, is_decode
 from .states import StateRows
 from .text import TextStream
@@ -37,11 +38,9 @@ from .text import TextStream
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MAX_SAMPLES = 1024  # of a prompt
 POOLED = SamplingParams(max_tokens=1, detokenize=False)  # of embeddings, which generate nothing
 _NAME = "torch_infini.Engine"
 _UNREADABLE = f"{_NAME}: the tokenizer must decode every token of the prompt and the output"
-Prompt = str | SequenceOf[int] | Mapping[str, Any]  # the last as vLLM's: {"prompt": text}, {"prompt_token_ids": ids}
 
 
 class Engine:
@@ -55,8 +54,8 @@ class Engine:
         seed: Seed of the generator that draws seeds for requests without one; None: these are random.
 
     Attributes:
-        model, tokenizer, config, sampling: As given.
-        pooling: What the model's folder says of its embeddings.
+        model, config, sampling: As given.
+        prompts: Tokenizes and checks prompts.
         max_model_len: The most tokens of a sequence.
         is_encoder: Whether the model generates nothing: its texts are computed whole, and nothing is cached.
         scheduler: The Scheduler, whose state callers may read between calls.
@@ -83,9 +82,8 @@ class Engine:
             )
         if config is not None and not isinstance(config, EngineConfig):
             raise ValueError(f"{_NAME}: config must be an EngineConfig or None, got {config!r}")
-        self.model, self.tokenizer, self.config = model, tokenizer, config or EngineConfig()
+        self.model, self.config = model, config or EngineConfig()
         self.sampling = dict(sampling or {})
-        self.pooling = PoolingDefaults()
         self._default_params = SamplingParams(**self.sampling)
         c, positions = self.config, model.config.max_position_embeddings
         if c.max_model_len is not None and c.max_model_len > positions:
@@ -98,6 +96,7 @@ class Engine:
             self.config = c = encoder_config(c, length, model.config.model_type)  # type: ignore[attr-defined]  # has it
         blocks = self._count_blocks(length)
         self.max_model_len = min(length, blocks * c.block_size)
+        self.prompts = Prompts(tokenizer, model.config.vocab_size, self.max_model_len, self.is_encoder)
         self._adapters = AdapterSlots(model, c) if c.enable_lora else None
         try:
             states = self._state_rows(blocks)
@@ -157,6 +156,11 @@ class Engine:
         self.outputs: list[RequestOutput] = []
         self._metrics = Metrics(blocks=blocks)
         self._number = 0
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """That of the prompts, which also decodes outputs."""
+        return self.prompts.tokenizer
 
     @property
     def _cache_dtype(self) -> torch.dtype:
@@ -244,11 +248,11 @@ class Engine:
             raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
         text, ids = parts_of(prompt)
         if pooling is not None:
-            ids = self.encode_pooled(text if ids is None else ids, pooling)  # type: ignore[arg-type]  # one is not None
+            ids = self.prompts.encode_pooled(text if ids is None else ids, pooling)  # type: ignore[arg-type]  # one is not None
         elif ids is None:
             assert text is not None
-            ids = self.encode(text)
-        tokens = self._checked(self._truncated(ids, params), params)
+            ids = self.prompts.encode(text)
+        tokens = self.prompts.checked(self.prompts.truncated(ids, params), params)
         limit = (
             self.max_model_len
             if params.max_tokens is None
@@ -257,7 +261,7 @@ class Engine:
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text, pooling=pooling)
         request.types = None if types is None else list(types)
         request.switch = self.model.rotary_switch
-        request.bad_words = self._tokenize_bad_words(params)
+        request.bad_words = self.prompts.tokenize_bad_words(params)
         request.matcher = self.compile_grammar(params)
         if lora_request is not None:
             if self._adapters is None:
@@ -315,28 +319,6 @@ class Engine:
             raise needs_lora(lora_request)
         self._adapters.load(lora_request, self._runner)  # type: ignore[arg-type]  # no encoder
 
-    def _truncated(self, ids: Iterable[Any], params: SamplingParams) -> Iterable[Any]:
-        """Return the prompt's last tokens, as many as truncate_prompt_tokens says."""
-        if params.truncate_prompt_tokens is None:
-            return ids
-        kept = params.truncate_prompt_tokens if params.truncate_prompt_tokens > 0 else self.max_prompt_len
-        return list(ids)[-kept:]
-
-    @property
-    def max_prompt_len(self) -> int:
-        """The most tokens of a prompt: a decoder generates at least one after it."""
-        return self.max_model_len if self.is_encoder else self.max_model_len - 1
-
-    def _tokenize_bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Tokenize bad_words, each alone and with a space before it."""
-        if params.bad_words and self.tokenizer is None:
-            raise ValueError(f"{_NAME}: bad_words must be empty where there is no tokenizer, got {params.bad_words}")
-        words = [text for word in params.bad_words for text in (word, " " + word.lstrip())]
-        found = (
-            [self.tokenizer(word, add_special_tokens=False)["input_ids"] for word in words] if self.tokenizer else []
-        )
-        return [list(tokens) for tokens in dict.fromkeys(map(tuple, found)) if tokens]
-
     def submit(self, request: Request, id: str) -> str:
         """Add a Request of new_request under an id that no other request has; return the id."""
         self._repair()
@@ -351,55 +333,6 @@ class Engine:
             self._requests.pop(id, None)
             raise
 
-    def encode(self, text: str) -> list[int]:
-        """Tokenize a text; the tokenizer adds its special tokens."""
-        if self.tokenizer is None:
-            raise ValueError(f"{_NAME}: prompt must be token ids because the model's folder has no tokenizer, got text")
-        try:
-            return list(self.tokenizer(text)["input_ids"])
-        except Exception as error:
-            raise ValueError(f"{_NAME}: the tokenizer must encode the prompt, got {described(error)}") from error
-
-    def encode_pooled(self, prompt: str | Iterable[Any], pooling: PoolingParams) -> list[Any]:
-        """Return the tokens of a prompt that becomes a vector.
-
-        A text begins with the prompt that `pooling` names, and keeps its last special tokens where it is cut.
-        """
-        if isinstance(prompt, str):
-            ids: list[Any] = self.encode(self.pooling.prepare(prompt, pooling.prompt_name))
-        elif pooling.prompt_name is not None:
-            raise ValueError(f"{_NAME}: prompt_name must be None for token ids, got {pooling.prompt_name!r}")
-        else:
-            ids = list(prompt)
-        kept = self._kept(ids, pooling, isinstance(prompt, str))
-        return ids if len(kept) == len(ids) else [ids[i] for i in kept]
-
-    def _kept(self, ids: list[Any], pooling: PoolingParams, has_special: bool) -> SequenceOf[int]:
-        """Return the indices of the tokens that truncate_prompt_tokens keeps."""
-        most = pooling.truncate_prompt_tokens
-        if most is None:
-            return range(len(ids))
-        special = getattr(self.tokenizer, "all_special_ids", ()) if has_special else ()
-        return shortened(ids, self.max_prompt_len if most == -1 else most, special)
-
-    def encode_pair(self, first: str, second: str, pooling: PoolingParams) -> tuple[list[int], list[int] | None]:
-        """Return the tokens of two texts, as a cross-encoder reads them, and their token_type_ids, if it has some.
-
-        Where they are cut, the second loses its last tokens.
-        """
-        if self.tokenizer is None:
-            raise ValueError(f"{SCORE}: the model's folder must have a tokenizer for texts, got one without")
-        lower = self.pooling.lower
-        try:
-            # Lists, because the pair of one text and an empty one would be tokenized as the first alone.
-            pair = ([text.lower() if lower else text] for text in (first, second))
-            found: Any = self.tokenizer(*pair)
-        except Exception as error:
-            raise ValueError(f"{_NAME}: the tokenizer must encode the prompt, got {described(error)}") from error
-        ids, types = found["input_ids"][0], found.get("token_type_ids")
-        kept = self._kept(ids, pooling, True)
-        return [ids[i] for i in kept], None if types is None else [types[0][i] for i in kept]
-
     def score_params(
         self, use_activation: bool | None = None, truncate_prompt_tokens: int | None = None, only: int | None = None
     ) -> ScoreParams:
@@ -413,31 +346,7 @@ class Engine:
             rule = "a classifier" if only is None else "a cross-encoder, a classifier with one label"
             came = f"{labels} labels" if labels else "a model without a classifier"
             raise ValueError(f"{SCORE}: model must be {rule} (...ForSequenceClassification), got {came}")
-        return self.pooling.scores(labels, use_activation, truncate_prompt_tokens)
-
-    def _checked(self, prompt: Iterable[Any], params: SamplingParams) -> list[int]:
-        """Return the prompt's ids as plain integers; ValueError if the request cannot be served."""
-        vocabulary = self.model.config.vocab_size
-        tokens = plain_ids(f"{_NAME}: prompt", prompt, vocabulary)
-        if not tokens:
-            raise ValueError(f"{_NAME}: prompt must have at least one token, got none")
-        if len(tokens) > self.max_prompt_len:
-            rule = (
-                f"at most {self.max_model_len} tokens, the lesser of max_model_len and the model's positions"
-                if self.is_encoder
-                else f"shorter than {self.max_model_len} tokens, the lesser of max_model_len and the cache's size"
-            )
-            raise ValueError(f"{_NAME}: prompt must be {rule}, got {len(tokens)}")
-        if params.n > MAX_SAMPLES:
-            raise ValueError(f"{_NAME}: n must be at most {MAX_SAMPLES}, got {params.n}")
-        if params.stop and self.tokenizer is None:
-            raise ValueError(f"{_NAME}: stop must be empty where there is no tokenizer, got {params.stop}")
-        outside = [t for t in (*params.stop_token_ids, *(params.logit_bias or ())) if t >= vocabulary]
-        if outside:
-            raise ValueError(
-                f"{_NAME}: stop_token_ids and logit_bias must name tokens from 0 to {vocabulary - 1}, got {outside[0]}"
-            )
-        return tokens
+        return self.prompts.pooling.scores(labels, use_activation, truncate_prompt_tokens)
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
         ends, seed = self.model.config.eos_token_ids, request.seeds[index]
@@ -635,7 +544,7 @@ class Engine:
         if sequence.remaining:
             return
         assert request.pooled is not None
-        request.pooled = params.finish(request.pooled, len(request.prompt), self.pooling.dense)
+        request.pooled = params.finish(request.pooled, len(request.prompt), self.prompts.pooling.dense)
         self._changed[request] = None
         self._metrics.reused_tokens += request.reused
         size = len(request.pooled)
@@ -775,38 +684,6 @@ def chunk_size_of(model: ServedModel) -> int:
     if model.bytes_per_sequence:
         return 256  # a step takes one chunk of a sequence
     return 64 if config.num_attention_heads > config.num_key_value_heads else 128
-
-
-def parts_of(prompt: Prompt) -> tuple[str | None, Iterable[Any] | None]:
-    """Return a prompt's text and its token ids, one of which may be None; ValueError for anything else."""
-    text: str | None
-    ids: Iterable[Any] | None
-    if isinstance(prompt, Mapping):
-        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-        more = [key for key, value in prompt.items() if key not in ("prompt", "prompt_token_ids") and value is not None]
-        if more or (text is None and ids is None) or not (text is None or isinstance(text, str)):
-            forms = '{"prompt": text} or {"prompt_token_ids": ids}'
-            raise ValueError(f"{_NAME}: prompt must be text, token ids, {forms}, got {prompt!r}")
-    elif isinstance(prompt, str):
-        return prompt, None
-    else:
-        text, ids = None, prompt
-    no_ids = not isinstance(ids, Iterable) or isinstance(ids, (str, bytes, bytearray, Mapping))
-    if no_ids and (text is None or ids is not None):
-        raise ValueError(f"{_NAME}: prompt must be text or token ids, got {prompt!r}")
-    return text, ids
-
-
-def described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def shortened(ids: SequenceOf[Any], most: int, special: Collection[int]) -> list[int]:
-    """Return the indices of a text's first tokens, at most this many, and of the special ones at its end."""
-    if len(ids) <= most:
-        return list(range(len(ids)))
-    end = next((i for i, token in enumerate(reversed(ids)) if token not in special), 0)
-    return list(range(most)) if end >= most else [*range(most - end), *range(len(ids) - end, len(ids))]
 
 
 def chunk_input(chunk: ScheduledChunk) -> ChunkInput:

@@ -17,7 +17,7 @@ from torch import nn
 from .._core.progress import track
 from ..models import Llama
 from .encoder import Encoder
-from .engine import Engine, Prompt, described
+from .engine import Engine
 from .loading import load_served
 from .lora import LoRARequest
 from .memory import cache_bytes_of
@@ -33,6 +33,7 @@ from .outputs import (
     score_of,
 )
 from .pooling import SCORE, Pooling
+from .prompts import Prompt, described
 from .sampling_params import SamplingParams
 from .sequence import Request
 from .vllm_arguments import engine_config
@@ -133,7 +134,7 @@ class LLM:
             assert gpu_memory_utilization is not None
             config = replace(config, cache_bytes=max(cache_bytes_of(gpu_memory_utilization, served.device), 1))
         self.engine = Engine(served, tokenizer, config, sampling, seed)
-        self.engine.pooling = pooling
+        self.engine.prompts.pooling = pooling
         self._lock = threading.RLock()
         self._readers: dict[str, weakref.ref[_Reader]] = {}
         self._stepping = False
@@ -302,7 +303,7 @@ class LLM:
             >>> [output] = llm.embed("A text")
             >>> output.outputs.embedding
         """
-        params = self.engine.pooling.merge(pooling, normalize, dimensions, truncate_prompt_tokens, prompt_name)
+        params = self.engine.prompts.pooling.merge(pooling, normalize, dimensions, truncate_prompt_tokens, prompt_name)
         rows = prompts_of(prompts)
         adapters = adapters_of(lora_request, len(rows))
 
@@ -343,7 +344,7 @@ class LLM:
         pairs = pairs_of(queries, documents)
 
         def make(i: int) -> Request:
-            ids, types = self.engine.encode_pair(*pairs[i], params)
+            ids, types = self.engine.prompts.encode_pair(*pairs[i], params)
             return self.engine.new_request(ids, None, None, params, types)
 
         return list(with_progress(self._pooled(make, len(pairs), score_of), len(pairs), use_tqdm))

@@ -56,7 +56,7 @@ class EmbeddingsBody(Body):
         self.reject_unsupported()
         try:
             names = ("dimensions", "truncate_prompt_tokens", "prompt_name")
-            params = service.llm.engine.pooling.merge(**{name: getattr(self, name) for name in names}, **more)
+            params = service.llm.engine.prompts.pooling.merge(**{name: getattr(self, name) for name in names}, **more)
         except ValueError as error:
             raise bad_request(error) from None
         if self.prompt_name is not None and any(isinstance(one, list) for one in self.input):

@@ -126,7 +126,7 @@ async def score(service: Service, pairs: Sequence[tuple[str, str]], params: Scor
     for first, second in pairs:
         size = bytes_in(first) + bytes_in(second)
         try:
-            encode = partial(engine.encode_pair, first, second, params)
+            encode = partial(engine.prompts.encode_pair, first, second, params)
             texts.append(Tokens(*await service.in_tokenizer(encode, size=size)))
         except ValueError:
             raise ApiError(400, f"{param} must be texts that the model's tokenizer takes", param) from None

@@ -82,7 +82,9 @@ class Service:
         tokenizer = llm.engine.tokenizer
         self.token_texts = TokenTexts(tokenizer) if tokenizer is not None else None
         with suppress(ValueError):  # there is no tokenizer
-            llm.engine.encode("a")  # the first call may change the tokenizer's settings; later calls use two threads
+            llm.engine.prompts.encode(
+                "a"
+            )  # the first call may change the tokenizer's settings; later calls use two threads
         self.sampling = {**llm.engine.sampling, **settings.sampling}
         self.fingerprint = fingerprint_of(llm)
         self.adapters = {adapter.lora_name: adapter for adapter in settings.adapters}
@@ -159,15 +161,15 @@ class Service:
         """
         engine = self.llm.engine
         if isinstance(prompt, list):
-            return prompt if pooling is None else engine.encode_pooled(prompt, pooling)
+            return prompt if pooling is None else engine.prompts.encode_pooled(prompt, pooling)
         size = bytes_in(prompt)
         # A token of an encoder's tokenizer may be an unknown word of any length.
         if bounded and not engine.is_encoder and (pooling is None or pooling.truncate_prompt_tokens is None):
             await self.check_text(size, param)
         try:
             if pooling is not None:
-                return await self.in_tokenizer(engine.encode_pooled, prompt, pooling, size=size)
-            return await self.in_tokenizer(engine.encode, prompt, size=size)
+                return await self.in_tokenizer(engine.prompts.encode_pooled, prompt, pooling, size=size)
+            return await self.in_tokenizer(engine.prompts.encode, prompt, size=size)
         except ValueError as error:
             if engine.tokenizer is None:
                 raise bad_request(error, prompt=param) from None

@@ -272,7 +272,7 @@ class OllamaEmbeddingsBody(OllamaBody):
         if self.options is not None:
             self.options.reject_unsupported("options.")
         try:
-            return service.llm.engine.pooling.merge(**given)
+            return service.llm.engine.prompts.pooling.merge(**given)
         except ValueError as error:
             raise bad_request(error) from None
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....engine import LLM as EngineLLM
 from ....engine import Metrics
-from ....engine.engine import Prompt
 from ....engine.llm import Message
+from ....engine.prompts import Prompt
 from ....engine.sequence import Request
 from .config import EngineConfig
 from .request import InferenceRequest

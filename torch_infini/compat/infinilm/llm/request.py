@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from .... import engine
-from ....engine.engine import Prompt
+from ....engine.prompts import Prompt
 from ....engine.sequence import Request, output_of
 
 
