@@ -15,8 +15,10 @@ pytest.importorskip("transformers")
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from support.rank_threads import on_ranks
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.engine import EmbeddingRequestOutput, PoolingParams
+from torch_infini.engine.loading import load_of_transformers, load_own
 from torch_infini.engine.pooling import PoolingDefaults, pooling_defaults
 from torch_infini.testing.checkpoints import SMALL, random_model, save_tokenizer
 
@@ -198,9 +200,26 @@ def test_bad_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ValueError, match=r"\(prompt \d\)|at least one token|token ids"):
             llm.embed([prompt] if prompt == [] else prompt)  # type: ignore[arg-type, list-item]
     assert len(llm.embed(["a", "b"])) == 2 and llm.engine.is_idle
-    monkeypatch.setattr(llm.engine.model, "tp_group", object())
-    with pytest.raises(ValueError, match="tensor_parallel_size must be 1 for embeddings"):
-        llm.embed("a")
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_ranks(family: str, tmp_path: Path) -> None:
+    """Vectors of a model that ranks share are those of one, up to the order of sums: ranks of torchrun, and workers."""
+    saved(family, tmp_path)
+    want = torch.tensor([one.outputs.embedding for one in LLM(tmp_path, progress=False).embed(PROMPTS)])
+
+    def work(tp_group: Any) -> Tensor:
+        load = load_own if family == "qwen3" else load_of_transformers
+        llm = LLM(load(tmp_path, None, None, "cpu", None, False, tp_group))
+        return torch.tensor([one.outputs.embedding for one in llm.embed(PROMPTS, pooling="last", normalize=True)])
+
+    first, second = on_ranks(2, work)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, want, rtol=0, atol=1e-5)
+    if family == "qwen3":
+        llm = LLM(tmp_path, tensor_parallel_size=2, progress=False)
+        found = torch.tensor([one.outputs.embedding for one in llm.embed(PROMPTS)])
+        torch.testing.assert_close(found, want, rtol=0, atol=1e-5)
 
 
 def test_states_that_are_not_finite(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

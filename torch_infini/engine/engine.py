@@ -236,11 +236,9 @@ class Engine:
         """Make a Request for submit; arguments and errors are those of add.
 
         With pooling, nothing is generated: the request's only output has the vector of its prompt, or a classifier's
-        scores (ScoreParams). Such a request must have no params, and a model on one process. `types` are the
+        scores (ScoreParams). Such a request must have no params. `types` are the
         token_type_ids of the prompt, which must be token ids then.
         """
-        if pooling is not None and self.model.tp_group is not None:
-            raise ValueError(f"{_NAME}: tensor_parallel_size must be 1 for embeddings, got more ranks")
         if pooling is None:
             self.check_generates()
         params = POOLED if pooling is not None else self._default_params if params is None else params

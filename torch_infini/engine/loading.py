@@ -128,7 +128,7 @@ def load_served(
         return Served(read(progress=progress), found, sampling, pooling)
     tp_group.workers.make(make_worker, load, *options)
     with tp_group.workers.relay_errors():
-        return Served(read(progress=progress), found, sampling)
+        return Served(read(progress=progress), found, sampling, pooling)
 
 
 def load_own(
