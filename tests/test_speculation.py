@@ -18,7 +18,8 @@ from torch_infini import LLM, SamplingParams, StructuredOutputsParams
 from torch_infini.__main__ import main
 from torch_infini.engine import Engine, EngineConfig, SpeculativeConfig
 from torch_infini.engine.blocks import BlockManager
-from torch_infini.engine.speculation import MAX_ROWS, Drafts, _History
+from torch_infini.engine.draft_model import ModelDrafts
+from torch_infini.engine.speculation import MAX_ROWS, Drafts, Times, _History
 from torch_infini.models import Llama
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 
@@ -33,24 +34,37 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-class _Free(dict[int, float]):
-    """Seconds of steps that all take as long: every guess pays."""
+class _Alike(Times):
+    """Steps that all take as long: every guess pays."""
 
-    def get(self, key: int, default: Any = None) -> Any:
-        return 1.0
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def knows(self, rows: int) -> bool:
+        return True
+
+    def note(self, rows: int, seconds: float) -> None:
+        pass
+
+    def of(self, rows: int) -> float:
+        return self.seconds
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Guesses are always tried, whole."""
-    original = Drafts.__init__
+    """Guesses are always tried, whole; those of a draft model cost nothing."""
+    of_text, of_model = Drafts.__init__, ModelDrafts.__init__
 
     def init(self: Drafts, *args: Any) -> None:
-        original(self, *args)
-        self._seconds = _Free()
+        of_text(self, *args)
+        self._times = _Alike(1.0)
+
+    def init_model(self: ModelDrafts, *args: Any) -> None:
+        of_model(self, *args)
+        self._draft_times = _Alike(0.0)
 
     monkeypatch.setattr(Drafts, "__init__", init)
-    monkeypatch.setattr(Drafts, "note", lambda self, rows, seconds: None)
+    monkeypatch.setattr(ModelDrafts, "__init__", init_model)
     yield
 
 
@@ -276,14 +290,18 @@ def test_places() -> None:
 def test_counts() -> None:
     """As many as give the most tokens a second: all where steps take as long, none where they pay nothing."""
     drafts = Drafts(SpeculativeConfig(4), BlockManager(4, 8))
-    drafts._seconds = dict.fromkeys(range(1, MAX_ROWS + 1), 1.0)
+
+    def set_seconds(seconds: dict[int, float]) -> None:
+        drafts._times._seconds = dict(seconds)
+
+    set_seconds(dict.fromkeys(range(1, MAX_ROWS + 1), 1.0))
     assert drafts._counts([(0.5, 4), (0.9, 2)]) == [4, 2]
-    drafts._seconds = {rows: float(rows) for rows in range(1, MAX_ROWS + 1)}
+    set_seconds({rows: float(rows) for rows in range(1, MAX_ROWS + 1)})
     assert drafts._counts([(0.9, 4)]) == [0]
-    drafts._seconds = {1: 1.0, 2: 1.1, 3: 1.2, 4: 3.0, 5: 3.0}
+    set_seconds({1: 1.0, 2: 1.1, 3: 1.2, 4: 3.0, 5: 3.0})
     assert drafts._counts([(0.8, 4)]) == [2]  # a step of four rows is dear
     assert drafts._counts([(0.01, 4)]) == [0]
-    drafts._seconds = {1: 1.0}  # others were not measured yet, and are tried
+    set_seconds({1: 1.0})  # others did not count yet, and are tried
     assert drafts._counts([(0.8, 4)]) == [4]
     assert sum(drafts._counts([(0.9, 4)] * 10)) == MAX_ROWS - 10
     assert drafts._counts([(0.9, 4)] * 20) == [0] * 20
@@ -291,16 +309,134 @@ def test_counts() -> None:
 
 def test_steps_are_measured(tmp_path: Path) -> None:
     """The first step of a number of rows, which is recorded, does not count; nothing is guessed before one does."""
-    drafts = Drafts(SpeculativeConfig(4), BlockManager(4, 8))
-    drafts.note(1, 9.0)
-    assert drafts._seconds == {1: None}
-    drafts.note(1, 1.0)
-    drafts.note(1, 2.0)
-    assert drafts._seconds[1] == pytest.approx(1.2)
+    times = Times()
+    assert times.of(3) == 0.0 and not times.knows(1)
+    times.note(1, 9.0)
+    assert not times.knows(1)
+    times.note(1, 1.0)
+    times.note(1, 2.0)
+    assert times.knows(1) and times.of(1) == times.of(5) == pytest.approx(1.2)
     engine = small_engine(tmp_path, speculative_config=GUESS)
     engine.add(prompts(9)[0] * 3, GREEDY)
     finish(engine)
-    assert engine._drafts is not None and engine._drafts._seconds[1] is not None
+    assert engine._drafts is not None and engine._drafts._times.knows(1)
+
+
+# ---- draft models ----
+
+
+def with_draft(folder: Path, draft: Path, **settings: Any) -> LLM:
+    guesses = {"model": str(draft), "num_speculative_tokens": 4}
+    return LLM(folder, block_size=8, chunk_size=16, speculative_config=guesses, progress=False, **settings)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """A model, and a smaller one of other weights."""
+    random_model("llama").save_pretrained(tmp_path / "model")
+    random_model("qwen3", seed=1, num_hidden_layers=1).save_pretrained(tmp_path / "draft")
+    return tmp_path / "model", tmp_path / "draft"
+
+
+def test_a_draft_models_guesses(folders: tuple[Path, Path], always: None) -> None:
+    """Of one that is always right, and of one that hardly is; several at a time, with preemptions and prefixes."""
+    folder, draft = folders
+    rows = prompts(5, 40, 3, 33)
+    rows.append(rows[1][:32] + rows[2])
+    params = [GREEDY, SamplingParams(temperature=0.8, seed=3, max_tokens=50, n=2, logprobs=1), GREEDY, GREEDY, GREEDY]
+    plain = LLM(folder, block_size=8, chunk_size=16, progress=False)
+    want = told(plain.generate(rows, params)) + told(plain.generate(rows, params))
+    for model, settings in (
+        (folder, {}),
+        (folder, {"cache_blocks": 24}),
+        (draft, {}),
+        (draft, {"enforce_eager": True}),
+    ):
+        llm = with_draft(folder, model, **settings)
+        assert told(llm.generate(rows, params)) + told(llm.generate(rows, params)) == want
+        metrics = llm.metrics()
+        assert metrics.draft_tokens > 50 and (metrics.preemptions > 0) == ("cache_blocks" in settings)
+        share = metrics.accepted_tokens / metrics.draft_tokens
+        assert share > 0.95 if model == folder else share < 0.5
+        assert metrics.free_blocks == metrics.blocks
+
+
+def test_a_draft_model_that_is_always_right(folders: tuple[Path, Path], always: None) -> None:
+    """Also where tokens are drawn: with the same seeds both models draw alike. A step gives five tokens."""
+    folder, _ = folders
+    llm = with_draft(folder, folder)
+    for params in (GREEDY, SamplingParams(temperature=1.2, top_p=0.9, seed=5, max_tokens=60, ignore_eos=True)):
+        before = llm.metrics().steps
+        (output,) = llm.generate(prompts(20), params)
+        assert len(output.outputs[0].token_ids) == 60
+        assert llm.metrics().steps - before < 2 + 60 / 4.5
+
+
+def test_a_draft_model_that_pauses(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, always: None) -> None:
+    """Tokens that were generated without guesses are computed with the next guess, in one go."""
+    folder, _ = folders
+    llm = with_draft(folder, folder)
+    original, calls = ModelDrafts._common_counts, [0]
+
+    def sometimes(self: ModelDrafts, chunks: Any) -> list[int]:
+        calls[0] += 1
+        return original(self, chunks) if calls[0] % 40 in (0, 1, 2) else [0] * len(chunks)
+
+    monkeypatch.setattr(ModelDrafts, "_common_counts", sometimes)
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    want = told(LLM(folder, progress=False).generate(prompts(20, 5), params))
+    assert told(llm.generate(prompts(20, 5), params)) == want
+    metrics = llm.metrics()
+    assert 30 < metrics.draft_tokens == metrics.accepted_tokens
+
+
+def test_a_draft_model_that_fails(
+    folders: tuple[Path, Path], always: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out for good, and nothing else happens."""
+    folder, _ = folders
+    want = told(LLM(folder, progress=False).generate(prompts(20), GREEDY))
+    llm = with_draft(folder, folder)
+    assert isinstance(llm.engine._drafts, ModelDrafts)
+    original, calls = llm.engine._drafts._runner.run, [0]
+
+    def failing(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 5:
+            raise RuntimeError("no more")
+        return original(*args)
+
+    monkeypatch.setattr(llm.engine._drafts._runner, "run", failing)
+    assert told(llm.generate(prompts(20), GREEDY)) == want
+    assert "no tokens are guessed any more: RuntimeError: no more" in caplog.text and llm.engine._drafts is None
+
+
+def test_draft_models_that_do_not_fit(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, draft = folders
+    random_model("llama", vocab_size=VOCABULARY + 2000).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=f"must have the vocabulary of the model, {VOCABULARY} tokens, got "):
+        with_draft(folder, tmp_path / "other")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        with_draft(folder, tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="tensor_parallel_size must be 1 for a speculative_config with a model"):
+        with_draft(folder, draft, tensor_parallel_size=2)
+    config = EngineConfig(speculative_config=SpeculativeConfig(2, "draft_model", model=str(draft)))
+    with pytest.raises(ValueError, match="draft must be given for a speculative_config with a model"):
+        Engine(Llama.from_pretrained(folder, progress=False), config=config)
+
+
+def test_vocabularies_and_positions_may_differ_a_little(tmp_path: Path, always: None) -> None:
+    """Ids that one of the two lacks are not guessed; a sequence that outgrows the draft model goes on without it."""
+    random_model("llama").save_pretrained(tmp_path / "model")
+    for name, changes in (("less", {"vocab_size": VOCABULARY - 40}), ("more", {"vocab_size": VOCABULARY + 40})):
+        random_model("llama", **changes).save_pretrained(tmp_path / name)
+    random_model("llama", max_position_embeddings=48).save_pretrained(tmp_path / "short")
+    rows = prompts(20, 6)
+    want = told(LLM(tmp_path / "model", progress=False).generate(rows, GREEDY))
+    for name in ("less", "more", "short"):
+        llm = with_draft(tmp_path / "model", tmp_path / name)
+        assert told(llm.generate(rows, GREEDY)) == want
+        assert llm.metrics().draft_tokens > 0
 
 
 # ---- settings ----
@@ -309,7 +445,10 @@ def test_steps_are_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value, rule",
     [
-        ({"method": "eagle", "num_speculative_tokens": 2}, "method must be 'ngram', got 'eagle'"),
+        ({**GUESS, "method": "eagle"}, "method must be 'ngram' or 'draft_model', got 'eagle'"),
+        ({**GUESS, "method": "draft_model"}, "model must be given for method 'draft_model', got None"),
+        ({**GUESS, "method": "ngram", "model": "x"}, "model must be left out for method 'ngram', got 'x'"),
+        ({**GUESS, "quantization": 4}, "quantization must be a string or None, got 4"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens must be an integer of at least 1, got 0"),
         ({"num_speculative_tokens": 16}, "num_speculative_tokens must be at most 15, got 16"),
         ({"num_speculative_tokens": 2, "prompt_lookup_max": "a"}, "prompt_lookup_max must be an integer .* got 'a'"),
@@ -317,7 +456,7 @@ def test_steps_are_measured(tmp_path: Path) -> None:
             {"num_speculative_tokens": 2, "prompt_lookup_max": 2, "prompt_lookup_min": 3},
             "prompt_lookup_min must be at most",
         ),
-        ({"model": "x", "num_speculative_tokens": 2}, r"keys must be .* \(no draft models yet\), got 'model'"),
+        ({**GUESS, "draft_tensor_parallel_size": 1}, "keys must be .*, got 'draft_tensor_parallel_size'"),
         ({"method": "ngram"}, "num_speculative_tokens must be given"),
         ("ngram", "speculative_config must be a mapping or None, got 'ngram'"),
     ],

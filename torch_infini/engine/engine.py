@@ -6,6 +6,7 @@ The engine has no loop of its own: LLM calls step() until all requests are finis
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from ..distributed import Followers, follow
 from ..nn import KVCache, MixedKVCache
 from .blocks import BlockManager
 from .config import CACHE_BYTES, EngineConfig
+from .draft_model import ModelDrafts
 from .encoder import Encoder, EncoderRunner, NoCache, encoder_config
 from .grammar import Grammars, Matcher
 from .lora import AdapterSlots, LoRARequest
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 POOLED = SamplingParams(max_tokens=1, detokenize=False)  # of embeddings, which generate nothing
 _NAME = "torch_infini.Engine"
+_logger = logging.getLogger("torch_infini")
 _UNREADABLE = f"{_NAME}: the tokenizer must decode every token of the prompt and the output"
 
 
@@ -52,6 +55,7 @@ class Engine:
         config: Limits; None: EngineConfig().
         sampling: Fields of SamplingParams for requests without params, as sampling_defaults returns them.
         seed: Seed of the generator that draws seeds for requests without one; None: these are random.
+        draft: The draft model of a speculative_config that has one.
 
     Attributes:
         model, config, sampling: As given.
@@ -75,6 +79,7 @@ class Engine:
         config: EngineConfig | None = None,
         sampling: Mapping[str, Any] | None = None,
         seed: int | None = None,
+        draft: ServedModel | None = None,
     ) -> None:
         if not is_served_model(model) and not isinstance(model, Encoder):
             raise ValueError(
@@ -94,7 +99,7 @@ class Engine:
         self.is_encoder = isinstance(model, Encoder)
         if self.is_encoder:
             self.config = c = encoder_config(c, length, model.config.model_type)  # type: ignore[attr-defined]  # has it
-        blocks = self._count_blocks(length)
+        blocks = self._count_blocks(length, 0 if draft is None else draft.bytes_per_token(draft.dtype))
         self.max_model_len = min(length, blocks * c.block_size)
         self.prompts = Prompts(tokenizer, model.config.vocab_size, self.max_model_len, self.is_encoder)
         self._adapters = AdapterSlots(model, c) if c.enable_lora else None
@@ -129,14 +134,7 @@ class Engine:
             c.reuse_generated,
             states,
         )
-        self._drafts: Drafts | None = None
-        if c.speculative_config is not None:
-            if model.bytes_per_sequence or model.rotary_switch is not None:
-                kept = "keeps states" if model.bytes_per_sequence else "changes its rotation"
-                raise ValueError(
-                    f"{_NAME}: speculative_config must be None for a model that {kept}, got {c.speculative_config!r}"
-                )
-            self._drafts = Drafts(c.speculative_config, self._blocks)
+        self._drafts = self._make_drafts(draft)
         self._seeds = None if seed is None else torch.Generator().manual_seed(seed % 2**63)
         if model.tp_group is not None and model.tp_group.workers is not None:
             sizes = blocks, c.block_size, self._cache_dtype, c.max_rows, self.max_model_len
@@ -166,6 +164,32 @@ class Engine:
     def _cache_dtype(self) -> torch.dtype:
         return torch.int8 if self.config.kv_cache_dtype == "int8" else self.model.dtype
 
+    def _make_drafts(self, draft: ServedModel | None) -> Drafts | None:
+        model, config = self.model, self.config.speculative_config
+        if config is None:
+            return None
+        if model.bytes_per_sequence or model.rotary_switch is not None:
+            kept = "keeps states" if model.bytes_per_sequence else "changes its rotation"
+            raise ValueError(f"{_NAME}: speculative_config must be None for a model that {kept}, got {config!r}")
+        if config.model is None:
+            return Drafts(config, self._blocks)
+        if draft is None or model.tp_group is not None:
+            rule = "draft must be given" if draft is None else "tensor_parallel_size must be 1"
+            raise ValueError(f"{_NAME}: {rule} for a speculative_config with a model, got {config!r}")
+        vocabulary, record = model.config.vocab_size, not self.config.enforce_eager
+        return ModelDrafts(config, self._blocks, draft, vocabulary, self.max_model_len, record)
+
+    def _guessed(self, chunks: list[ScheduledChunk]) -> list[ScheduledChunk]:
+        """Add guesses to a step; without any for good if that fails."""
+        if self._drafts is None:
+            return chunks
+        try:
+            return self._drafts.added_to(chunks, self.scheduler.copies)
+        except Exception as error:
+            _logger.warning("%s: no tokens are guessed any more: %s", _NAME, described(error))
+            self._drafts = None
+            return chunks
+
     def _state_rows(self, blocks: int) -> StateRows | None:
         """Make the rows of the model's states, if it keeps any; states of prefixes may take a quarter of the cache."""
         c, size = self.config, self.model.bytes_per_sequence
@@ -174,11 +198,11 @@ class Engine:
         bytes = blocks * c.block_size * self.model.bytes_per_token(self._cache_dtype)
         return StateRows(c.max_num_seqs, bytes // 4 // size if c.enable_prefix_caching else 0)
 
-    def _count_blocks(self, length: int) -> int:
+    def _count_blocks(self, length: int, draft_bytes: int) -> int:
         size = self.config.block_size
         if self.config.cache_blocks is not None:
             return self.config.cache_blocks
-        block_bytes = size * self.model.bytes_per_token(self._cache_dtype)
+        block_bytes = size * (self.model.bytes_per_token(self._cache_dtype) + draft_bytes)
         wanted = self.config.max_num_seqs * -(-length // size) * block_bytes
         budget = self.config.cache_bytes or min(wanted, CACHE_BYTES)
         if budget < block_bytes:
@@ -412,16 +436,14 @@ class Engine:
         if self._returned:
             self.outputs, self._returned = [], False
         try:
-            chunks = self.scheduler.schedule()
-            if self._drafts is not None:
-                chunks = self._drafts.added_to(chunks)
+            chunks = self._guessed(self.scheduler.schedule())
             if chunks:
-                decodes = self._drafts is not None and is_decode(chunks)
+                decodes, begin = self._drafts is not None and is_decode(chunks), time.perf_counter()
                 self._compute(chunks)
-                seconds = time.perf_counter() - start
-                self._count(chunks, seconds)
+                end = time.perf_counter()
+                self._count(chunks, end - start)
                 if self._drafts is not None and decodes:
-                    self._drafts.note(sum(1 + len(chunk.draft) for chunk in chunks), seconds)
+                    self._drafts.note(sum(1 + len(chunk.draft) for chunk in chunks), end - begin)
             self._collect_outputs()
             self._returned = True
             return list(self.outputs)
@@ -530,8 +552,8 @@ class Engine:
             self._append(sequence, following)
         self._metrics.draft_tokens += len(draft)
         self._metrics.accepted_tokens += right
-        assert self._drafts is not None
-        self._drafts.judge(sequence, len(draft), right)
+        if self._drafts is not None:
+            self._drafts.judge(sequence, len(draft), right)
 
     def _pool(self, chunk: ScheduledChunk, states: Tensor) -> None:
         """Add a chunk's hidden states [tokens, hidden_size] to its request's vector; the last one finishes it."""

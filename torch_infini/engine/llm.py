@@ -18,7 +18,7 @@ from .._core.progress import track
 from ..models import Llama
 from .encoder import Encoder
 from .engine import Engine
-from .loading import load_served
+from .loading import load_draft, load_served
 from .lora import LoRARequest
 from .memory import cache_bytes_of
 from .outputs import (
@@ -133,7 +133,9 @@ class LLM:
         if sets_cache and config.cache_bytes is None and config.cache_blocks is None:
             assert gpu_memory_utilization is not None
             config = replace(config, cache_bytes=max(cache_bytes_of(gpu_memory_utilization, served.device), 1))
-        self.engine = Engine(served, tokenizer, config, sampling, seed)
+        guesses = config.speculative_config
+        draft = None if guesses is None else load_draft(guesses, served.dtype, served.device, progress)
+        self.engine = Engine(served, tokenizer, config, sampling, seed, draft)
         self.engine.prompts.pooling = pooling
         self._lock = threading.RLock()
         self._readers: dict[str, weakref.ref[_Reader]] = {}

@@ -25,6 +25,7 @@ from .encoder import Encoder
 from .model import ServedModel, is_served_model
 from .pooling import PoolingDefaults, pooling_defaults
 from .runner import make_worker
+from .speculation import SpeculativeConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -129,6 +130,21 @@ def load_served(
     tp_group.workers.make(make_worker, load, *options)
     with tp_group.workers.relay_errors():
         return Served(read(progress=progress), found, sampling, pooling)
+
+
+def load_draft(
+    config: SpeculativeConfig, dtype: torch.dtype, device: torch.device | str, progress: bool | None = None
+) -> ServedModel | None:
+    """Load the draft model that a speculative_config names; None if it names none.
+
+    Raises:
+        FileNotFoundError, ValueError: As of LLM's model.
+    """
+    if config.model is None:
+        return None
+    folder = model_folder(config.model)
+    load: Callable[..., ServedModel] = load_of_transformers if needs_transformers(folder) else load_own
+    return load(folder, _weights(folder, config.quantization), dtype, str(device), None, progress)
 
 
 def load_own(

@@ -1,4 +1,5 @@
-"""Speculative decoding: SpeculativeConfig, and Drafts, which guesses a sequence's next tokens from its own text.
+"""Speculative decoding: SpeculativeConfig, and Drafts, which guesses a sequence's next tokens from its own text;
+draft_model.py has guesses of a smaller model.
 
 A step computes guessed tokens behind the newest one, as further rows of one decode step, which reads the weights once.
 The engine samples every row with the seed and settings that its token would have had, and keeps the tokens up to the
@@ -8,6 +9,7 @@ first that was guessed wrong: they are those of the same request without specula
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,7 +34,10 @@ class SpeculativeConfig:
     Attributes:
         num_speculative_tokens: The most tokens that are guessed for a sequence in a step.
         method: "ngram": what followed the longest earlier place of prompt and output that equals the last tokens.
-        prompt_lookup_max, prompt_lookup_min: The most and the fewest tokens that must be equal.
+            "draft_model": what a smaller model of the same tokenizer generates.
+        prompt_lookup_max, prompt_lookup_min: Of "ngram", the most and the fewest tokens that must be equal.
+        model: Of "draft_model", its folder, GGUF file or name of the hub.
+        quantization: Of "draft_model", a format of torch_infini.weights for its weights; None: as they are stored.
 
     Raises:
         ValueError: For another method, or numbers that are none.
@@ -44,10 +49,18 @@ class SpeculativeConfig:
     method: str = "ngram"
     prompt_lookup_max: int = 5
     prompt_lookup_min: int = 2
+    model: str | None = None
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
-        if self.method != "ngram":
-            raise ValueError(f"{_NAME}: method must be 'ngram', got {self.method!r}")
+        if self.method not in ("ngram", "draft_model"):
+            raise ValueError(f"{_NAME}: method must be 'ngram' or 'draft_model', got {self.method!r}")
+        if (self.model is not None) != (self.method == "draft_model"):
+            rule = "given" if self.model is None else "left out"
+            raise ValueError(f"{_NAME}: model must be {rule} for method {self.method!r}, got {self.model!r}")
+        for name in ("model", "quantization"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{_NAME}: {name} must be a string or None, got {getattr(self, name)!r}")
         for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
             value = getattr(self, name)
             if not is_integer(value) or value < 1:
@@ -71,10 +84,13 @@ class SpeculativeConfig:
             raise ValueError(f"{_NAME}: speculative_config must be a mapping or None, got {value!r}")
         known = [field.name for field in fields(cls)]
         if other := [key for key in value if key not in known]:
-            raise ValueError(f"{_NAME}: keys must be {', '.join(known)} (no draft models yet), got {other[0]!r}")
+            raise ValueError(f"{_NAME}: keys must be {', '.join(known)}, got {other[0]!r}")
         if "num_speculative_tokens" not in value:
             raise ValueError(f"{_NAME}: num_speculative_tokens must be given, got {dict(value)!r}")
         settings = dict(value)
+        if settings.get("model") is not None:
+            settings["model"] = str(settings["model"])
+            settings.setdefault("method", "draft_model")
         least, most = (settings.get(name) for name in ("prompt_lookup_min", "prompt_lookup_max"))
         if isinstance(most, int) and least is None:
             settings["prompt_lookup_min"] = min(cls.prompt_lookup_min, most)
@@ -99,6 +115,10 @@ class _History:
         # By a run of `size` tokens the index behind its last place, and by that index the one of the place before.
         self._last: dict[tuple[int, ...], int] = {}
         self._before: list[int] = []
+
+    def drift(self) -> None:
+        """Go a little back to the first chance, so that guesses will be tried again."""
+        self.chance += _RETURN * (_CHANCE - self.chance)
 
     def place(self, tokens: list[int], most: int) -> int | None:
         """Return the index behind the earlier place that has the most tokens in common with the end, at most `most`,
@@ -128,6 +148,32 @@ class _History:
         return found
 
 
+class Times:
+    """Seconds of steps by their number of rows, of which recent ones count more. The first of a number is left out: it
+    is recorded.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float | None] = {}
+
+    def knows(self, rows: int) -> bool:
+        """Return whether a step of so many rows counted."""
+        return self._seconds.get(rows) is not None
+
+    def note(self, rows: int, seconds: float) -> None:
+        """Note what a step took."""
+        before = self._seconds.get(rows)
+        if rows not in self._seconds:
+            self._seconds[rows] = None
+        else:
+            self._seconds[rows] = seconds if before is None else before + _NEWEST * (seconds - before)
+
+    def of(self, rows: int) -> float:
+        """Return the seconds of a step of so many rows; if none counted, those of the next smaller one, or 0."""
+        known = (self._seconds.get(count) for count in range(rows, 0, -1))
+        return next((found for found in known if found is not None), 0.0)
+
+
 class Drafts:
     """Guesses tokens for the steps of an engine, as many as pay: by what steps of so many rows took before, and how
     often guesses were right.
@@ -140,11 +186,16 @@ class Drafts:
     def __init__(self, config: SpeculativeConfig, blocks: BlockManager) -> None:
         self._config, self._blocks = config, blocks
         self._histories: WeakKeyDictionary[Sequence, _History] = WeakKeyDictionary()
-        self._seconds: dict[int, float | None] = {}  # of steps, by rows; None: the first one recorded
+        self._times = Times()
 
-    def added_to(self, chunks: list[ScheduledChunk]) -> list[ScheduledChunk]:
-        """Return a step's chunks with guesses, if all of them are the newest tokens of sequences that generate."""
-        if not chunks or not is_decode(chunks) or self._seconds.get(len(chunks)) is None:
+    def added_to(self, chunks: list[ScheduledChunk], copies: SequenceOf[tuple[int, int]] = ()) -> list[ScheduledChunk]:
+        """Return a step's chunks with guesses, if all of them are the newest tokens of sequences that generate.
+
+        Args:
+            chunks: The step's.
+            copies: The blocks that it copies first.
+        """
+        if not chunks or not is_decode(chunks) or not self._times.knows(len(chunks)):
             return chunks
         guesses = [self._guess(chunk.sequence) for chunk in chunks]
         counts = self._counts(
@@ -153,19 +204,14 @@ class Drafts:
         added = []
         for chunk, guess, count in zip(chunks, guesses, counts, strict=True):
             if guess and not count:
-                history = self._history(chunk.sequence)
-                history.chance += _RETURN * (_CHANCE - history.chance)
+                self._history(chunk.sequence).drift()
             draft = guess[: self._reserve(chunk.sequence, count)]
             added.append(chunk._replace(draft=tuple(draft)))
         return added
 
     def note(self, rows: int, seconds: float) -> None:
         """Note what a step of newest tokens and guesses took."""
-        before = self._seconds.get(rows)
-        if rows not in self._seconds:
-            self._seconds[rows] = None
-        else:
-            self._seconds[rows] = seconds if before is None else before + _NEWEST * (seconds - before)
+        self._times.note(rows, seconds)
 
     def judge(self, sequence: Sequence, guessed: int, right: int) -> None:
         """Note how many of the tokens that were guessed for a sequence it generated, before one that it did not."""
@@ -181,7 +227,7 @@ class Drafts:
 
     def _guess(self, sequence: Sequence) -> list[int]:
         request, tokens, config = sequence.request, sequence.tokens, self._config
-        if not sequence.generated or sequence.row.matcher is not None or request.params.logits_processors:
+        if not takes_guesses(sequence):
             return []
         most = min(config.num_speculative_tokens, request.limit - len(tokens) - 1)
         at = self._history(sequence).place(tokens, config.prompt_lookup_max) if most > 0 else None
@@ -197,18 +243,14 @@ class Drafts:
         rows, counts = len(guesses), [0] * len(guesses)
         gains = [(chance**j, i) for i, (chance, most) in enumerate(guesses) for j in range(1, most + 1)]
         gains.sort(key=lambda one: -one[0])
-        best, expected, pay = rows / self._expected(rows), float(rows), 0
+        best, expected, pay = rows / self._times.of(rows), float(rows), 0
         for number, (gain, _) in enumerate(gains[: max(MAX_ROWS - rows, 0)], 1):
             expected += gain
-            if (rate := expected / self._expected(rows + number)) > best:
+            if (rate := expected / self._times.of(rows + number)) > best:
                 best, pay = rate, number
         for _, i in gains[:pay]:
             counts[i] += 1
         return counts
-
-    def _expected(self, rows: int) -> float:
-        """Return the seconds of a step of so many rows; if none was measured, those of the next smaller one."""
-        return next(found for count in range(rows, 0, -1) if (found := self._seconds.get(count)) is not None)
 
     def _reserve(self, sequence: Sequence, count: int) -> int:
         """Allocate free blocks for tokens behind the newest; return for how many there are blocks."""
@@ -221,3 +263,8 @@ class Drafts:
 def is_decode(chunks: Iterable[ScheduledChunk]) -> bool:
     """Return whether all chunks of a step are newest tokens."""
     return all(chunk.num_tokens == 1 and chunk.start + 1 == len(chunk.sequence.tokens) for chunk in chunks)
+
+
+def takes_guesses(sequence: Sequence) -> bool:
+    """Return whether a sequence generates, and its settings follow from its tokens alone."""
+    return sequence.generated > 0 and sequence.row.matcher is None and not sequence.request.params.logits_processors

@@ -41,7 +41,7 @@ WITHOUT_EFFECT = {
 # Rejected unless the value is in NEUTRAL; what to do instead.
 REJECTED = {
     "data_parallel_size": "start several processes, each with an LLM",
-    "draft_model": "there are no draft models yet; speculative_config guesses from the text",
+    "draft_model": "give speculative_config={'model': ..., 'num_speculative_tokens': ...}",
     "enable_expert_parallel": "experts are not divided among ranks yet",
     "hf_overrides": "change config.json, or load the model and pass it, LLM(model)",
     "limit_mm_per_prompt": "prompts are texts or token ids",
