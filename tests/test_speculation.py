@@ -19,7 +19,7 @@ from torch_infini.__main__ import main
 from torch_infini.engine import Engine, EngineConfig, SpeculativeConfig
 from torch_infini.engine.blocks import BlockManager
 from torch_infini.engine.draft_model import ModelDrafts
-from torch_infini.engine.speculation import MAX_ROWS, Drafts, Times, _History
+from torch_infini.engine.speculation import MAX_ROWS, Alike, Drafts, Times, _History
 from torch_infini.models import Llama
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 
@@ -34,20 +34,11 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-class _Alike(Times):
-    """Steps that all take as long: every guess pays."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def knows(self, rows: int) -> bool:
-        return True
-
-    def note(self, rows: int, seconds: float) -> None:
-        pass
+class _Free(Alike):
+    """Steps that cost nothing."""
 
     def of(self, rows: int) -> float:
-        return self.seconds
+        return 0.0
 
 
 @pytest.fixture
@@ -57,11 +48,11 @@ def always(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def init(self: Drafts, *args: Any) -> None:
         of_text(self, *args)
-        self._times = _Alike(1.0)
+        self._times = Alike()
 
     def init_model(self: ModelDrafts, *args: Any) -> None:
         of_model(self, *args)
-        self._draft_times = _Alike(0.0)
+        self._draft_times = _Free()
 
     monkeypatch.setattr(Drafts, "__init__", init)
     monkeypatch.setattr(ModelDrafts, "__init__", init_model)
@@ -166,7 +157,8 @@ def test_models_of_transformers(tmp_path: Path, always: None) -> None:
         LLM(build("qwen3_next"), speculative_config=GUESS)
 
 
-def test_ranks(tmp_path: Path, always: None) -> None:
+def test_ranks(tmp_path: Path) -> None:
+    """Ranks that schedule by themselves, as torchrun's, guess alike, whatever their clocks say; workers do as told."""
     random_model("llama").save_pretrained(tmp_path)
     rows = prompts(30, 8)
     want = [o.outputs[0].token_ids for o in LLM(tmp_path).generate(rows, GREEDY)]
@@ -179,7 +171,8 @@ def test_ranks(tmp_path: Path, always: None) -> None:
         assert tokens == want and accepted > 0
     llm = LLM(tmp_path, tensor_parallel_size=2, speculative_config=GUESS)
     assert [o.outputs[0].token_ids for o in llm.generate(rows, GREEDY)] == want
-    assert llm.metrics().accepted_tokens > 0
+    llm.generate(rows, GREEDY)
+    assert llm.metrics().draft_tokens > 0
 
 
 def test_ends_within_guesses(tmp_path: Path, always: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +245,43 @@ def test_an_interrupted_step(tmp_path: Path, always: None, monkeypatch: pytest.M
         except KeyboardInterrupt:
             outputs |= {one.request_id: one for one in engine.outputs}
     assert [outputs[id].outputs[0].token_ids for id in ids] == want and steps[0] > 5
+
+
+def test_server(tmp_path: Path, always: None) -> None:
+    """Streams whose events have several tokens: text, tokens and log-probabilities of a whole answer; counts."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("httpx2")
+    from support.serving import MODEL, ask, events_of, save_model, service_of
+    from torch_infini import AsyncLLM
+
+    save_model(tmp_path)
+    plain = service_of(AsyncLLM(tmp_path))
+    guessing = service_of(AsyncLLM(tmp_path, speculative_config=GUESS))
+    body = {
+        "model": MODEL,
+        "prompt": "a b a b a b",
+        "max_tokens": 80,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+    }
+    want = ask(plain, "POST", "/v1/completions", json=body).json()["choices"][0]
+    assert ask(guessing, "POST", "/v1/completions", json=body).json()["choices"][0] == want
+    events = events_of(ask(guessing, "POST", "/v1/completions", json={**body, "stream": True}).text)
+    choices = [event["choices"][0] for event in events if event["choices"]]
+    assert "".join(choice["text"] for choice in choices) == want["text"]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [x for choice in choices if choice["logprobs"] for x in choice["logprobs"][name]] == want["logprobs"][
+            name
+        ]
+    assert len(choices) < 70, "some events have several tokens"
+    counts = ask(guessing, "GET", "/metrics").text
+    found = [float(line.split()[-1]) for line in counts.splitlines() if line.startswith("infini:spec_decode_num_acc")]
+    assert found[0] > 10
+    assert (
+        ask(guessing, "GET", "/slots").json()[0]["speculative"]
+        and not ask(plain, "GET", "/slots").json()[0]["speculative"]
+    )
 
 
 # ---- where guesses come from ----

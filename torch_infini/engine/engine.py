@@ -172,7 +172,8 @@ class Engine:
             kept = "keeps states" if model.bytes_per_sequence else "changes its rotation"
             raise ValueError(f"{_NAME}: speculative_config must be None for a model that {kept}, got {config!r}")
         if config.model is None:
-            return Drafts(config, self._blocks)
+            ranks = model.tp_group  # of torchrun, without workers: all of them schedule
+            return Drafts(config, self._blocks, ranks is None or ranks.workers is not None)
         if draft is None or model.tp_group is not None:
             rule = "draft must be given" if draft is None else "tensor_parallel_size must be 1"
             raise ValueError(f"{_NAME}: {rule} for a speculative_config with a model, got {config!r}")

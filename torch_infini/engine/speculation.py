@@ -174,6 +174,18 @@ class Times:
         return next((found for found in known if found is not None), 0.0)
 
 
+class Alike(Times):
+    """Steps of all numbers of rows take as long, so that every guess pays: for ranks that decide each by itself, whose
+    clocks differ.
+    """
+
+    def knows(self, rows: int) -> bool:
+        return True
+
+    def of(self, rows: int) -> float:
+        return 1.0
+
+
 class Drafts:
     """Guesses tokens for the steps of an engine, as many as pay: by what steps of so many rows took before, and how
     often guesses were right.
@@ -181,12 +193,13 @@ class Drafts:
     Args:
         config: How.
         blocks: The cache's blocks: guesses take free ones, and preempt nobody.
+        measures: Whether the seconds of steps decide; otherwise whatever can be guessed is tried.
     """
 
-    def __init__(self, config: SpeculativeConfig, blocks: BlockManager) -> None:
+    def __init__(self, config: SpeculativeConfig, blocks: BlockManager, measures: bool = True) -> None:
         self._config, self._blocks = config, blocks
         self._histories: WeakKeyDictionary[Sequence, _History] = WeakKeyDictionary()
-        self._times = Times()
+        self._times = Times() if measures else Alike()
 
     def added_to(self, chunks: list[ScheduledChunk], copies: SequenceOf[tuple[int, int]] = ()) -> list[ScheduledChunk]:
         """Return a step's chunks with guesses, if all of them are the newest tokens of sequences that generate.

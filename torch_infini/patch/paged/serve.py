@@ -82,7 +82,8 @@ def serve(model: nn.Module, tp_group: TPGroup | None = None) -> PagedModel | Own
         if str(error.__cause__) in reason:
             raise refused from error
         raise ValueError(f"{refused}; and with transformers' own cache: {error.__cause__}") from error
-    _logger.warning(
+    _logger.log(
+        logging.WARNING if tp_group is None or tp_group.rank == 0 else logging.DEBUG,
         "%s: %s runs %s, one sequence at a time, because %s",
         NAME,
         type(model).__name__,
