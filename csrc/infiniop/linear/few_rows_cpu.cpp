@@ -16,11 +16,11 @@ namespace {
 
 // The register tile: up to kTileRows rows of x times weight_rows() rows of the weight, one accumulator each. With a
 // vector of each weight row and of x they fit into the 32 vector registers of AVX-512 or NEON, or the 16 of AVX2 and
-// SSE.
+// SSE. float32 weights are multiplied from memory: three rows of x take a fourth weight row too.
 constexpr int kTileRows = kManyRegisters ? 8 : 4;
 
-constexpr int weight_rows(int m) {
-    return m >= (kManyRegisters ? 7 : 4) ? 3 : 4;
+template <typename W> constexpr int weight_rows(int m) {
+    return m >= (kManyRegisters ? 7 : sizeof(W) == 4 ? 4 : 3) ? 3 : 4;
 }
 
 // Rows of x that share one pass over the weight.
@@ -154,7 +154,7 @@ template <typename W> struct Plan {
         constexpr int64_t kBytes = sizeof(W);
         line_step = kLine;
         rows_ahead = ceil_div(far ? kFarAheadBytes : kRowsAheadBytes, block_k * kBytes);
-        const int64_t rows_at_once = weight_rows(static_cast<int>(tile_rows));
+        const int64_t rows_at_once = weight_rows<W>(static_cast<int>(tile_rows));
         if (tiles > 1) {
             // Each tile prefetches its share of the next group, so that memory is never idle.
             rows_ahead = kGroup;
@@ -186,7 +186,7 @@ template <typename W> Prefetch<W> follow(const W *row, int64_t k, const W *then)
 template <int kM, Ahead kAhead, typename W>
 void multiply_block(const Plan<W> &plan, const W *w, int64_t w_stride, int64_t w_rows, const typename Steps<W>::X *x,
                     int64_t k, VecF *part, bool first, const W *next) {
-    constexpr int64_t kWeightRows = weight_rows(kM);
+    constexpr int64_t kWeightRows = weight_rows<W>(kM);
     constexpr bool kClose = kAhead == Ahead::kClosely;
     const int64_t rows_ahead = plan.rows_ahead < w_rows ? plan.rows_ahead : w_rows;
     const auto prefetch = [&](int64_t r) -> Prefetch<W> {
