@@ -41,6 +41,7 @@ from .layers.sharded import ShardedEmbedding, ShardedLinear
 from .layers.state_space import Mamba2Mixer, MambaMixer, is_mamba2_mixer, is_mamba_mixer, reads_weight
 from .model import Model
 from .parallel_forward import parallel_forward
+from .ranks.hooks import combines_ranks
 from .swap import Patched, Unsupported
 
 # Patched, and call what is in them.
@@ -87,9 +88,11 @@ def in_order(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[st
             yield here, patch
     if not sharded:  # what else computes on shards is known to Llama's modules alone
         yield from of_any(model, in_scope(model, name, decoder), decoder, known)
-    for head, module in model.named_modules():
-        if head.rpartition(".")[2] == "lm_head" and type(module) is nn.Linear and head not in sharded:
-            yield head, Linear
+    for here, module in model.named_modules():
+        # The last: others are computed by the module around them, which calls those with hooks.
+        alone = here.rpartition(".")[2] == "lm_head" or combines_ranks(module)
+        if alone and type(module) is nn.Linear and here not in sharded:
+            yield here, Linear
 
 
 def of_any(

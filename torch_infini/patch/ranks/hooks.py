@@ -18,6 +18,11 @@ class RankHook:
     """A forward hook or pre-hook of a module that each rank has a part of."""
 
 
+def combines_ranks(module: nn.Module) -> bool:
+    """Return whether a module's results are combined with those of other ranks."""
+    return any(isinstance(hook, RankHook) for hook in module._forward_hooks.values())
+
+
 @dataclass(frozen=True)
 class Sum(RankHook):
     """A forward hook: the result is the sum of the ranks' results, in the same bits on all of them."""
