@@ -91,6 +91,7 @@ assert "torch" not in sys.modules
     )
 
 
+@pytest.mark.full
 def test_headers_are_c99_and_cxx17(tmp_path: Path) -> None:
     """Each by itself in C, included twice; all together in C++."""
     headers = sorted(path.relative_to(INCLUDE) for path in INCLUDE.rglob("*.h"))

@@ -88,7 +88,7 @@ def assert_alike(folder: Path, size: int, weights: str | None = None) -> list[An
     return [model for model, _ in results]
 
 
-@pytest.mark.full(beyond=5)
+@pytest.mark.full(beyond=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_one_rank(kind: str, tmp_path: Path) -> None:
     """In float32: prompts in pieces beside others and with a reused prefix, and recorded steps."""
@@ -218,6 +218,7 @@ def test_adapters(kind: str, tmp_path: Path) -> None:
     assert on_ranks(2, work) == [want, want]
 
 
+@pytest.mark.full
 def test_processes(tmp_path: Path) -> None:
     """The program's own workers, which load the model by themselves."""
     build("qwen3_moe").save_pretrained(tmp_path)
@@ -356,7 +357,8 @@ def test_is_additive(kind: str, want: bool | None) -> None:
     assert is_additive(_Gated(kind), ("gate_up_proj",), "down_proj", 2) is want
 
 
-@pytest.mark.parametrize("kind", ["phi3", "glm", "qwen3_next", "qwen3_5_text"])
+@pytest.mark.full(beyond=2)
+@pytest.mark.parametrize("kind", ["glm", "qwen3_5_text", "qwen3_next", "phi3"])
 def test_heads_of_fused_layers(kind: str, tmp_path: Path) -> None:
     """Attention, its cache, and the states of the delta rule are shared too, not computed whole on each rank."""
     build(kind).save_pretrained(tmp_path)

@@ -208,7 +208,7 @@ class Drafts:
             chunks: The step's.
             copies: The blocks that it copies first.
         """
-        if not chunks or not is_decode(chunks) or not self._times.knows(len(chunks)):
+        if not 0 < len(chunks) < MAX_ROWS or not is_decode(chunks) or not self._times.knows(len(chunks)):
             return chunks
         guesses = [self._guess(chunk.sequence) for chunk in chunks]
         counts = self._counts(
