@@ -24,12 +24,14 @@ from torch_infini.distributed import TPGroup
 from torch_infini.engine.loading import load_of_transformers
 from torch_infini.patch.checks.trial import without_side_effects
 from torch_infini.patch.files import foreign
+from torch_infini.patch.layers.quantized_experts import QuantizedExperts
 from torch_infini.patch.paged.serve import load_served_model
 from torch_infini.patch.ranks.additive import is_additive
 from torch_infini.patch.ranks.cut import Cut, Range, part_of
 from torch_infini.patch.ranks.hooks import RankHook, combines_ranks
 from torch_infini.patch.ranks.plan import Plan
 from torch_infini.patch.ranks.split import split
+from torch_infini.testing import causal_types as causal_types_module
 from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -161,8 +163,15 @@ def test_quantized_files(name: str, tmp_path: Path) -> None:
         assert part == (((0, 128),), (64 * rank, 64), (128, 128))
 
 
-def test_quantized_experts(tmp_path: Path) -> None:
+def test_quantized_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gpt-oss in MXFP4: experts stay in blocks, a rank has its part; blocks that ranks would cut are refused."""
+    with monkeypatch.context() as larger:
+        larger.setitem(causal_types_module.SIZES, "intermediate_size", 128)
+        (tmp_path / "larger").mkdir()
+        written(tmp_path / "larger")
+    one = load_served_model(tmp_path / "larger", None, None, "cpu", None, False)
+    sizes = [experts_bytes(model) for model in (one, *assert_alike(tmp_path / "larger", 2))]
+    assert sizes[0] == 2 * sizes[1] == 2 * sizes[2] > 0
     written(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["intermediate_size"] == 96
@@ -178,6 +187,11 @@ def test_quantized_experts(tmp_path: Path) -> None:
     up = Cut(-1, (Range(2, 2), Range(6, 2))).of_blocks(blocks, 32, True)
     assert torch.equal(up, blocks[:, [2, 3, 6, 7]])
     assert torch.equal(Cut(-2, (Range(4, 4),)).of_blocks(blocks, 32, False), blocks[:, 4:])
+
+
+def experts_bytes(served: Any) -> int:
+    experts = [module for module in served.model.modules() if isinstance(module, QuantizedExperts)]
+    return sum(buffer.nbytes for module in experts for buffer in module.buffers())
 
 
 @pytest.mark.full(beyond=1)
