@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from torch_infini import cpu_capability
 from torch_infini.testing import check_against_reference, cpu_capability_set_to, kernel_levels, relayout, threads_set_to
 from torch_infini.testing.compare import assert_close
 from torch_infini.testing.ops import OP_INFOS, Sample
@@ -92,7 +93,8 @@ def test_what_is_allowed_on_cuda_notices_lost_products(name: str, dtype: torch.d
 @PACKED
 def test_many_rows(dtype: torch.dtype, k: int, n: int, bias: bool) -> None:
     if dtype == torch.float32:
-        k = min(k, 2051)  # the tolerances are not for longer sums of so many elements, in any kernel
+        # The tolerances are not for longer sums of so many elements, in any kernel; SSE's four lanes add twice as many.
+        k = min(k, 1025 if cpu_capability() == "baseline" else 2051)
     x, weight, b = inputs(dtype, 2, MANY // 2, k=k, n=n, bias=bias)
     with threads_set_to(1):
         y = SPEC.op(x, weight, b)
