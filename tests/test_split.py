@@ -15,7 +15,10 @@ from torch import Tensor
 
 pytest.importorskip("transformers")
 
+import transformers
+
 from support.adapters import adapt
+from support.checkpoint_writers import BY_LIBRARY, CASES, SIZES, write_folder
 from support.gguf_architectures import write
 from support.rank_threads import on_ranks
 from test_checkpoint_experts import written
@@ -33,6 +36,7 @@ from torch_infini.patch.ranks.plan import Plan
 from torch_infini.patch.ranks.split import split
 from torch_infini.testing import causal_types as causal_types_module
 from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
+from torch_infini.testing.new_model import draw_weights
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -187,6 +191,33 @@ def test_quantized_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     up = Cut(-1, (Range(2, 2), Range(6, 2))).of_blocks(blocks, 32, True)
     assert torch.equal(up, blocks[:, [2, 3, 6, 7]])
     assert torch.equal(Cut(-2, (Range(4, 4),)).of_blocks(blocks, 32, False), blocks[:, 4:])
+
+
+@pytest.mark.full(beyond=2)
+@pytest.mark.parametrize(
+    "case", ["awq", "w8a16", "gptq", "pack-quantized-zeros", "fp8-blocks", "mxfp4", "bitsandbytes-nf4"]
+)
+def test_quantized_folders(case: str, tmp_path: Path) -> None:
+    """Of formats of integers, floats and blocks: each rank reads its rows or columns, with their scales and zeros."""
+    if case in BY_LIBRARY:
+        pytest.importorskip("compressed_tensors")
+    config = transformers.AutoConfig.for_model(
+        "gemma2",
+        **{**SIZES, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY},
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    draw_weights(model)
+    write_folder(tmp_path, CASES[case], given=model.eval())
+
+    def work(tp_group: TPGroup | None) -> Any:
+        loaded: Any = foreign.load(tmp_path, torch.float32, must_patch=False, tp_group=tp_group)
+        with torch.no_grad():
+            return loaded(input_ids=torch.tensor([ROWS[0]]), use_cache=False).logits
+
+    want = work(None)
+    for logits in on_ranks(2, work):
+        assert float((logits - want).norm() / want.norm()) < 2**-11
 
 
 def experts_bytes(served: Any) -> int:

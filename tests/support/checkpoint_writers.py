@@ -324,10 +324,16 @@ BY_LIBRARY = ("pack-quantized", "pack-quantized-zeros", "pack-quantized-8", "w8a
 )
 
 
-def write_folder(folder: Path, case: Case, shards: int = 1, name: str = "llama", **changes: Any) -> Any:
-    """Write a folder; returns the dense model in float32 with the stored values rounded once."""
+def write_folder(
+    folder: Path, case: Case, shards: int = 1, name: str = "llama", given: Any = None, **changes: Any
+) -> Any:
+    """Write a folder of a random_model, or of a given one, which is changed.
+
+    Returns:
+        The dense model in float32 with the stored values rounded once.
+    """
     folder.mkdir(exist_ok=True)
-    model = random_model(name, **{**SIZES, **changes})
+    model = random_model(name, **{**SIZES, **changes}) if given is None else given
     tensors = {key: value.clone() for key, value in model.state_dict().items()}
     write = case.writer()
     for layer, module in layers_of(model):
