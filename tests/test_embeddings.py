@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from support.rank_threads import on_ranks
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.engine import EmbeddingRequestOutput, PoolingParams
-from torch_infini.engine.loading import load_of_transformers, load_own
+from torch_infini.engine.loading import load_model
 from torch_infini.engine.pooling import PoolingDefaults, pooling_defaults
 from torch_infini.testing.checkpoints import SMALL, random_model, save_tokenizer
 
@@ -209,8 +209,7 @@ def test_ranks(family: str, tmp_path: Path) -> None:
     want = torch.tensor([one.outputs.embedding for one in LLM(tmp_path, progress=False).embed(PROMPTS)])
 
     def work(tp_group: Any) -> Tensor:
-        load = load_own if family == "qwen3" else load_of_transformers
-        llm = LLM(load(tmp_path, None, None, "cpu", None, False, tp_group))
+        llm = LLM(load_model(tmp_path, None, None, "cpu", None, False, tp_group))
         return torch.tensor([one.outputs.embedding for one in llm.embed(PROMPTS, pooling="last", normalize=True)])
 
     first, second = on_ranks(2, work)

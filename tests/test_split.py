@@ -24,7 +24,7 @@ from support.rank_threads import on_ranks
 from test_checkpoint_experts import written
 from torch_infini import LLM, LoRARequest, SamplingParams
 from torch_infini.distributed import TPGroup
-from torch_infini.engine.loading import load_of_transformers
+from torch_infini.engine.loading import load_model
 from torch_infini.patch.checks.trial import without_side_effects
 from torch_infini.patch.files import foreign
 from torch_infini.patch.layers.quantized_experts import QuantizedExperts
@@ -352,7 +352,7 @@ def test_folders_that_ranks_cannot_share(tmp_path: Path) -> None:
         model.model.norm.weight.data += 1
         model.save_pretrained(tmp_path / str(rank))
     for result in on_ranks(
-        2, lambda group: load_of_transformers(tmp_path / str(group.rank), None, None, "cpu", None, False, group)
+        2, lambda group: load_model(tmp_path / str(group.rank), None, None, "cpu", None, False, group)
     ):
         assert "the checkpoint must be the same on all ranks, got another one on rank 1" in str(result)
 

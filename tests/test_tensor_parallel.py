@@ -22,7 +22,7 @@ from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.distributed import TPGroup, init_tp_group
-from torch_infini.engine.loading import load_own
+from torch_infini.engine.loading import load_model
 from torch_infini.engine.runner import make_worker
 from torch_infini.models import Llama, checkpoint
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
@@ -192,7 +192,7 @@ def test_a_worker_that_fails(tmp_path: Path) -> None:
     """Its sentence is what the program gets."""
     random_model("llama").save_pretrained(tmp_path)
     tp_group = init_tp_group(2)
-    tp_group.workers.make(make_worker, load_own, tmp_path / "nowhere", "dense", None, "cpu", None)
+    tp_group.workers.make(make_worker, load_model, tmp_path / "nowhere", "dense", None, "cpu", None)
     with pytest.raises(RuntimeError, match="rank 1: .*must exist, got .*nowhere"):
         tp_group.workers.call("anything")
 

@@ -79,12 +79,9 @@ class ModelDrafts(Drafts):
             return chunks
         rows = len(chunks)
         ready = is_decode(chunks) and self._times.knows(rows) and all(map(self._may_guess, chunks))
-        counts = [0] * rows if not ready else self._common_counts(chunks)
-        if not max(counts):
-            self._follow(chunks, copies)
-            return chunks
-        counts = [self._reserve(chunk.sequence, count) for chunk, count in zip(chunks, counts, strict=True)]
-        if not max(counts):
+        wanted = self._common_counts(chunks) if ready else [0] * rows
+        counts = [count and self._reserve(chunk.sequence, count) for chunk, count in zip(chunks, wanted, strict=True)]
+        if not any(counts):
             self._follow(chunks, copies)
             return chunks
         return self._guessed(chunks, counts, copies)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -117,17 +116,15 @@ def load_served(
         encoder = load_encoder(folder, weights, floating(dtype), device, activations)
         return Served(encoder, found, {}, pooling_defaults(folder, True))  # type: ignore[arg-type]  # an Encoder
     pooling = pooling_defaults(folder)
-    of_transformers = needs_transformers(folder)
-    if not of_transformers:
+    if not needs_transformers(folder):
         checked_config(folder)  # first, because the tokenizer's reader describes errors of a config less clearly
     tp_group = init_tp_group(size, device) if size != 1 else None
     found = given or load_tokenizer(folder)  # while workers start
-    options: tuple[Any, ...] = folder, weights, dtype, str(device), activations
-    load: Callable[..., ServedModel] = load_of_transformers if of_transformers else load_own
-    read = partial(load, *options, tp_group=tp_group)
+    options = folder, weights, dtype, str(device), activations
+    read = partial(load_model, *options, tp_group=tp_group)
     if tp_group is None or tp_group.workers is None:
         return Served(read(progress=progress), found, sampling, pooling)
-    tp_group.workers.make(make_worker, load, *options)
+    tp_group.workers.make(make_worker, load_model, *options)
     with tp_group.workers.relay_errors():
         return Served(read(progress=progress), found, sampling, pooling)
 
@@ -143,11 +140,10 @@ def load_draft(
     if config.model is None:
         return None
     folder = model_folder(config.model)
-    load: Callable[..., ServedModel] = load_of_transformers if needs_transformers(folder) else load_own
-    return load(folder, _weights(folder, config.quantization), dtype, str(device), None, progress)
+    return load_model(folder, _weights(folder, config.quantization), dtype, str(device), None, progress)
 
 
-def load_own(
+def load_model(
     folder: Path,
     weights: str | None,
     dtype: torch.dtype | str | None,
@@ -156,20 +152,9 @@ def load_own(
     progress: bool | None = None,
     tp_group: TPGroup | None = None,
 ) -> ServedModel:
-    """Load a model of Llama's types; arguments as load_served's, and the ranks that share it."""
-    return Llama.from_pretrained(folder, weights or "dense", dtype, device, activations, progress, tp_group)
-
-
-def load_of_transformers(
-    folder: Path,
-    weights: str | None,
-    dtype: torch.dtype | str | None,
-    device: str,
-    activations: Activations | None,
-    progress: bool | None = None,
-    tp_group: TPGroup | None = None,
-) -> ServedModel:
-    """Load a model of transformers; arguments as load_own's."""
+    """Load a decoder, into a Llama or through transformers; arguments as load_served's, and the ranks that share it."""
+    if not needs_transformers(folder):
+        return Llama.from_pretrained(folder, weights or "dense", dtype, device, activations, progress, tp_group)
     from ..patch.paged import load_served_model
 
     if tp_group is not None:

@@ -302,5 +302,5 @@ class Worker:
 
 
 def make_worker(tp_group: TPGroup, load: Callable[..., ServedModel], *options: Any) -> Worker:
-    """Make a Worker whose shard is loaded by load(*options, False, tp_group), as loading.py's load_own."""
+    """Make a Worker whose shard is loaded by load(*options, False, tp_group), as loading.py's load_model."""
     return Worker(load(*options, False, tp_group))

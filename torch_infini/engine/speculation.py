@@ -59,8 +59,9 @@ class SpeculativeConfig:
             rule = "given" if self.model is None else "left out"
             raise ValueError(f"{_NAME}: model must be {rule} for method {self.method!r}, got {self.model!r}")
         for name in ("model", "quantization"):
-            if not isinstance(getattr(self, name), str | None):
-                raise ValueError(f"{_NAME}: {name} must be a string or None, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ValueError(f"{_NAME}: {name} must be a name or None, got {value!r}")
         for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
             value = getattr(self, name)
             if not is_integer(value) or value < 1:

@@ -46,9 +46,8 @@ class LoRASite(NamedTuple):
     def part_of(self, factors: LoRAFactors) -> LoRAFactors:
         """Return this rank's part of an adapter's matrices for the whole projection."""
         a, b = factors
-        return a[:, self.columns], b[self.rows[0]] if len(self.rows) == 1 else torch.cat(
-            [b[rows] for rows in self.rows]
-        )
+        parts = [b[rows] for rows in self.rows]
+        return a[:, self.columns], parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class Adapters:

@@ -1,6 +1,6 @@
 """Hooks of a model's modules that combine what its ranks compute: part of what the module computes, not of who watches.
 
-split.py registers them. They stay where other hooks are left out (checks/trial.py).
+split.py and linear.py register them. They stay where other hooks are left out (checks/trial.py).
 """
 
 from __future__ import annotations
