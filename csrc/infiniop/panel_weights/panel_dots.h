@@ -211,8 +211,12 @@ constexpr int kStreams = 4;
 // core that sums floats at 33, 5632 -> 2048, none, 2048 and 10240 bytes ahead: table4 one row 28.8, 15.3, 21.0, two
 // rows 23.2, 14.1, 26.6, four 13.8, 13.1, 19.9; group8 one row 29.4, 28.4, 18.4, two 26.1, 19.8, 19.9, four 21.5, 16.4,
 // 19.9, eight 12.9, 13.4, 19.3 (by hand; weights in large pages, several that are together larger than the caches).
-constexpr int64_t far_ahead(int64_t block_bytes, int rows) {
-    return rows <= (block_bytes > 1024 ? 4 : 1) ? 0 : 10240;
+// A Zen 5 core that sums at 42, 2048 -> 5632, in four places and in one 0, 2048, 4096 and 10240 bytes ahead: table4 one
+// row 22.0, 38.1, 37.1, 40.9, 49.0, four 15.2, 30.3, 28.9, 31.9, 35.4; group8 one row 25.5, 42.3, 39.5, 40.9, 38.1, two
+// 24.1, 37.8, 34.4, 36.9, 35.3, three 20.7, 31.7, 32.9, 36.7, 38.0, eight 19.0, 16.8, 22.5, 26.4, 32.8.
+constexpr int64_t kFarAhead = 10240;
+constexpr bool prefetches(int64_t block_bytes, int rows, bool zen5) {
+    return block_bytes > 1024 ? rows > (zen5 ? 2 : 4) : zen5 || rows > 1;
 }
 
 // Whether blocks of several places are prefetched. Without AVX-512, one row of x by bytes is faster by the hardware's
@@ -220,11 +224,10 @@ constexpr int64_t far_ahead(int64_t block_bytes, int rows) {
 template <typename Weights, int kM>
 constexpr bool kPrefetchesBlocks = kManyRegisters || kM > 1 || Weights::kBlockBytes <= 1024;
 
-// The sums of kM rows of x with one panel per stream; the panels lie `apart` bytes apart.
-template <typename Weights, int kS, int kM>
+// The sums of kM rows of x with one panel per stream; the panels lie `apart` bytes apart. kAhead: of one stream alone.
+template <typename Weights, int kS, int kM, int64_t kAhead>
 __attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, const uint8_t *panel, int64_t apart,
                                             VecF (&totals)[kS][kM][kVectors]) {
-    constexpr int64_t kAhead = far_ahead(Weights::kBlockBytes, kM);
     constexpr int kPairLines = static_cast<int>((Weights::kBlockBytes - kScaleBytes) / kLineBytes / kPairs);
     const int32_t *groups = x.groups(0);
     VecI sums[kS][kM][kVectors] = {};
@@ -360,14 +363,14 @@ struct Output {
 };
 
 // Passes the results of kS streams of panels to output. Returns the end of the panels that divide evenly among them.
-template <typename Weights, int kS, int kM>
+template <typename Weights, int kS, int kM, int64_t kAhead>
 int64_t multiply_streams(const Args &a, const QuantizedRows<Weights> &x, int64_t begin, int64_t end,
                          const Output &output) {
     const int64_t panel_bytes = x.blocks() * Weights::kBlockBytes, length = (end - begin) / kS;
     for (int64_t panel = begin; panel < begin + length; ++panel) {
         VecF totals[kS][kM][kVectors];
-        multiply_few<Weights, kS, kM>(x, a.weight.as<const uint8_t>() + panel * panel_bytes, length * panel_bytes,
-                                      totals);
+        multiply_few<Weights, kS, kM, kAhead>(x, a.weight.as<const uint8_t>() + panel * panel_bytes,
+                                              length * panel_bytes, totals);
         for (int s = 0; s < kS; ++s) {
             for (int row = 0; row < kM; ++row) {
                 output(row, panel + s * length, totals[s][row]);
@@ -382,10 +385,16 @@ void multiply_panels(const Args &a, const QuantizedRows<Weights> &x, int64_t m, 
                      char *scratch, const Output &output) {
     if (m <= kFewRows<Weights>) {
         with_rows<kFewRows<Weights>>(m, [&](auto rows) {
-            if (weight_reading() == WeightReading::kSeveralPlaces) {
-                begin = multiply_streams<Weights, kStreams, rows>(a, x, begin, end, output);
+            constexpr bool kOnZen4 = prefetches(Weights::kBlockBytes, rows, false);
+            constexpr bool kOnZen5 = prefetches(Weights::kBlockBytes, rows, true);
+            if (weight_reading(WeightReading::kOnePlace) == WeightReading::kSeveralPlaces) {
+                begin = multiply_streams<Weights, kStreams, rows, 0>(a, x, begin, end, output);
             }
-            multiply_streams<Weights, 1, rows>(a, x, begin, end, output);
+            if (kOnZen4 == kOnZen5 || !is_zen5()) {
+                multiply_streams<Weights, 1, rows, kOnZen4 ? kFarAhead : 0>(a, x, begin, end, output);
+            } else {
+                multiply_streams<Weights, 1, rows, kOnZen5 ? kFarAhead : 0>(a, x, begin, end, output);
+            }
         });
         return;
     }
