@@ -19,12 +19,13 @@ def linear_block_panels(
     """Multiply the rows of x by a transposed weight in panels of blocks, and add the bias.
 
     y = x @ w^T + bias, where w is the weight in blocks that was packed, as linear_blocks decodes it. If x is bfloat16,
-    the sum over a group of columns of code * x is multiplied by the group's scale, and the sum of x by its shift, where
-    the CPU multiplies bfloat16 in pairs (AVX-512 BF16), and on AVX2: weights are not rounded to bfloat16. On AVX2 x
-    becomes integers of 16 bits with a power of two for each group, so that its elements are exact but for those below
-    2^-7 of their group's largest, which are off by at most 2^-15 of it. Otherwise the results have the bits of
-    linear_blocks, whose rows are unpacked first. Sums are in float32, in an order that depends on k alone, and rounded
-    once: a row gives the same bits whatever the thread count and the other rows of the call.
+    the sum over a group of columns of code * x is multiplied by the group's scale, and the sum of x by its shift, on
+    CPUs with AVX2 or AVX-512 and without AMX: weights are not rounded to bfloat16. Where the CPU does not multiply
+    bfloat16 in pairs (AVX-512 BF16), x becomes integers of 16 bits with a power of two for each group, so that its
+    elements are exact but for those below 2^-7 of their group's largest, which are off by at most 2^-15 of it.
+    Otherwise the results have the bits of linear_blocks, whose rows are unpacked first. Sums are in float32, in an
+    order that depends on k alone, and rounded once: a row gives the same bits whatever the thread count and the other
+    rows of the call.
 
     The weight has as many bytes as its blocks. With few rows of bfloat16 x the limit is memory bandwidth.
 

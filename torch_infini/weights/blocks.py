@@ -18,7 +18,7 @@ from ..ops._block_panels import NUMBERS, PANEL, packed_shape
 from ..ops._blocks import KINDS, BlockKind
 from .format import Format, Integers, TensorSpec
 
-PANEL_LEVELS = ("avx2", "avx2_vnni", "avx512_bf16")  # whose kernels multiply panels faster than rows
+PANEL_LEVELS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16")  # where panels are faster than rows
 _CHUNK = 1 << 20  # elements that are dequantized at a time: the formulas compute in float64
 
 

@@ -6,7 +6,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-#if defined(__AVX512BF16__)
+#if defined(INFINI_BF16_PANELS)
 
 // A scale in float16, and its negative or positive shift, for each block of 32.
 struct OneScale {
@@ -123,11 +123,11 @@ struct Q6_K {
 struct OneScale {
     const uint8_t *p;
     explicit OneScale(const uint8_t *bytes) : p(bytes) {}
-    VecF scale(int, int half) const { return halves_at(p + 16 * half); }
+    VecF scale(int, int part) const { return halves_at(p, part); }
 };
 struct ScaleAndShift : OneScale {
     using OneScale::OneScale;
-    VecF shift(int, int half) const { return halves_at(p + 32 + 16 * half); }
+    VecF shift(int, int part) const { return halves_at(p + 32, part); }
 };
 
 template <int kBitsOf, int kOffsetOf, typename HeaderOf> struct Of32 {
@@ -135,7 +135,7 @@ template <int kBitsOf, int kOffsetOf, typename HeaderOf> struct Of32 {
     static constexpr bool kShifts = std::is_same_v<HeaderOf, ScaleAndShift>;
     static constexpr int kHeaderBytes = kShifts ? 64 : 32;
     using Header = HeaderOf;
-    static __m256i value(__m256i code) { return code; }
+    static VecS value(VecS code) { return code; }
 };
 
 using Q4_0 = Of32<4, 8, OneScale>;
@@ -145,13 +145,17 @@ using Q5_1 = Of32<5, 0, ScaleAndShift>;
 using Q8_0 = Of32<8, 0, OneScale>;
 
 // Looks bytes up; those of the upper halves must be 0 or have their highest bit set.
-inline __m256i values_of(__m256i code, __m128i table) {
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), code);
+INFINI_ALWAYS_INLINE VecS values_of(VecS code, __m128i table) {
+#if defined(__AVX512F__)
+    return (VecS)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)code);
+#else
+    return (VecS)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)code);
+#endif
 }
 
 struct Iq4Nl : Of32<4, 127, OneScale> {
     // The values and 127: that of code 0 is 0, and so are the upper halves.
-    static __m256i value(__m256i code) {
+    INFINI_ALWAYS_INLINE static VecS value(VecS code) {
         return values_of(code,
                          _mm_setr_epi8(0, 23, 44, 62, 78, 92, 105, 117, -128, -116, -104, -91, -76, -60, -40, -16));
     }
@@ -161,51 +165,46 @@ struct Iq4Nl : Of32<4, 127, OneScale> {
 struct HalfOfExponent {
     const uint8_t *p;
     explicit HalfOfExponent(const uint8_t *bytes) : p(bytes) {}
-    VecF scale(int, int half) const {
-        const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 8 * half)));
-        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
-        const __m256i denormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
-        return (VecF)_mm256_blendv_epi8(normal, denormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e));
+    VecF scale(int, int part) const {
+        uint8_t bytes __attribute__((vector_size(kLanes)));
+        std::memcpy(&bytes, p + part * kLanes, sizeof bytes);
+        const VecU e = __builtin_convertvector(bytes, VecU);
+        return select((VecI)e < 2, (VecF)(0x00200000u << e), (VecF)((e - 1) << 23));
     }
 };
 struct Mxfp4 : Of32<4, 12, HalfOfExponent> {
     static constexpr int kHeaderBytes = 16;
     // The doubled values and 12.
-    static __m256i value(__m256i code) {
-        return values_of(_mm256_or_si256(code, _mm256_set1_epi16(-0x8000)),
+    INFINI_ALWAYS_INLINE static VecS value(VecS code) {
+        return values_of(code | static_cast<uint16_t>(0x8000),
                          _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     }
 };
 
 // The scales and minima of eight groups, six bits each, times factors of the block.
 struct SixBits {
-    VecF scales[8][2], shifts[8][2];
+    VecF scales[8][kParts], shifts[8][kParts];
 
     explicit SixBits(const uint8_t *p) {
-        const __m256i six = _mm256_set1_epi8(0x3f), four = _mm256_set1_epi8(0x0f), two = _mm256_set1_epi8(0x30);
 #pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-            const VecF d = halves_at(p + 16 * half), least = -halves_at(p + 32 + 16 * half);
-            const uint8_t *const bytes = p + 64 + 32 * half;
-            const __m256i s[3] = {half_line_at(bytes), half_line_at(bytes + 64), half_line_at(bytes + 128)};
-            const auto upper = [&](__m256i low, __m256i of) {
-                return _mm256_or_si256(_mm256_and_si256(low, four), _mm256_and_si256(_mm256_srli_epi32(of, 2), two));
-            };
-            const __m256i of_scales[2] = {_mm256_and_si256(s[0], six), upper(s[2], s[0])};
-            const __m256i of_shifts[2] = {_mm256_and_si256(s[1], six), upper(_mm256_srli_epi32(s[2], 4), s[1])};
+        for (int part = 0; part < kParts; ++part) {
+            const VecF d = halves_at(p, part), least = -halves_at(p + 32, part);
+            const VecU s[3] = {(VecU)part_at(p + 64, part), (VecU)part_at(p + 128, part), (VecU)part_at(p + 192, part)};
+            const auto upper = [&](VecU low, VecU of) { return (low & 0x0f0f0f0fu) | (of >> 2 & 0x30303030u); };
+            const VecU of_scales[2] = {s[0], upper(s[2], s[0])}, of_shifts[2] = {s[1], upper(s[2] >> 4, s[1])};
 #pragma GCC unroll 8
             for (int g = 0; g < 8; ++g) {
-                scales[g][half] = number(of_scales[g / 4], g % 4) * d;
-                shifts[g][half] = number(of_shifts[g / 4], g % 4) * least;
+                scales[g][part] = number(of_scales[g / 4], g % 4) * d;
+                shifts[g][part] = number(of_shifts[g / 4], g % 4) * least;
             }
         }
     }
-    VecF scale(int g, int half) const { return scales[g][half]; }
-    VecF shift(int g, int half) const { return shifts[g][half]; }
+    VecF scale(int g, int part) const { return scales[g][part]; }
+    VecF shift(int g, int part) const { return shifts[g][part]; }
 
 private:
-    INFINI_ALWAYS_INLINE static VecF number(__m256i bytes, int i) {
-        return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(bytes, 8 * i), _mm256_set1_epi32(0x3f)));
+    INFINI_ALWAYS_INLINE static VecF number(VecU bytes, int i) {
+        return __builtin_convertvector((VecI)(bytes >> (8 * i) & 0x3fu), VecF);
     }
 };
 
@@ -213,7 +212,7 @@ template <int kBitsOf> struct Of256 {
     static constexpr int kElements = 256, kGroup = 32, kBits = kBitsOf, kHeaderBytes = 256, kOffset = 0;
     static constexpr bool kShifts = true;
     using Header = SixBits;
-    static __m256i value(__m256i code) { return code; }
+    static VecS value(VecS code) { return code; }
 };
 using Q4_K = Of256<4>;
 using Q5_K = Of256<5>;
@@ -223,14 +222,18 @@ struct Q6_K {
     static constexpr bool kShifts = false;
     struct Header {
         const uint8_t *p;
-        VecF d[2];
-        explicit Header(const uint8_t *bytes) : p(bytes), d{halves_at(bytes), halves_at(bytes + 16)} {}
-        VecF scale(int g, int half) const {
-            const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p + 32 + 16 * g + 8 * half));
-            return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)) * d[half];
+        VecF d[kParts];
+        explicit Header(const uint8_t *bytes) : p(bytes) {
+#pragma GCC unroll 2
+            for (int part = 0; part < kParts; ++part) {
+                d[part] = halves_at(bytes, part);
+            }
+        }
+        VecF scale(int g, int part) const {
+            return load(reinterpret_cast<const int8_t *>(p + 32 + kPanel * g) + part * kLanes) * d[part];
         }
     };
-    static __m256i value(__m256i code) { return code; }
+    static VecS value(VecS code) { return code; }
 };
 
 #endif

@@ -6,7 +6,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-#if defined(__AVX512BF16__)
+#if defined(INFINI_BF16_PANELS)
 // Elements are (code - zero) * scale. Codes count from -8, so that little remains for the shift.
 template <int kGroupOf> struct Int4 {
     static constexpr int kElements = kGroupOf, kGroup = kGroupOf, kBits = 4, kHeaderBytes = 64;
@@ -26,10 +26,10 @@ template <int kGroupOf> struct Int4 {
     struct Header {
         const uint8_t *p;
         explicit Header(const uint8_t *bytes) : p(bytes) {}
-        VecF scale(int, int half) const { return halves_at(p + 16 * half); }
-        VecF shift(int g, int half) const { return (splat(8) - halves_at(p + 32 + 16 * half)) * scale(g, half); }
+        VecF scale(int, int part) const { return halves_at(p, part); }
+        VecF shift(int g, int part) const { return (splat(8) - halves_at(p + 32, part)) * scale(g, part); }
     };
-    static __m256i value(__m256i code) { return code; }
+    static VecS value(VecS code) { return code; }
 };
 #endif
 

@@ -25,8 +25,7 @@ bool has(const TensorView &optional) {
 bool has_kernel(const Args &args) {
 #if defined(__x86_64__)
     const CpuCapability level = cpu_capability();
-    const bool is_served = level == kAvx512Bf16 || level == kAvx2 || level == kAvx2Vnni;
-    return args.x.dtype == INFINI_DTYPE_BF16 && is_served && cpu_tiles() == Tiles::kNone;
+    return args.x.dtype == INFINI_DTYPE_BF16 && level >= kAvx2 && cpu_tiles() == Tiles::kNone;
 #else
     return false;
 #endif

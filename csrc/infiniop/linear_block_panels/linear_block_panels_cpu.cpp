@@ -1,5 +1,5 @@
-// The CPU kernel of linear_block_panels, where bfloat16 is multiplied in pairs, or as integers with AVX2. A few rows of x
-// are multiplied while a panel is decoded, in parts of 8 (not with AVX2), 4, 2 and 1, of which later ones find it in L2;
+// The CPU kernel of linear_block_panels, where bfloat16 is multiplied in pairs, or as integers from AVX2 on. A few rows of
+// x are multiplied while a panel is decoded, in parts of 8 (with AVX-512), 4, 2 and 1, of which later ones find it in L2;
 // for more rows a stretch of a panel is decoded in L1 and multiplied by tiles of rows.
 // Limit: memory bandwidth of the blocks for few rows of x, the multiply-add units beyond.
 #include "linear_block_panels.h"
@@ -10,7 +10,7 @@
 #include "row_iterator.h"
 #include "scratch.h"
 
-#if defined(__AVX512BF16__) || defined(INFINI_INTEGER_PANELS)
+#if defined(INFINI_BF16_PANELS) || defined(INFINI_INTEGER_PANELS)
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -19,14 +19,15 @@ using linear_block_panels::Args;
 using linear_block_panels::Numbers;
 using linear_block_panels::PanelKind;
 
+// kDotRows: rows that are multiplied while a panel is decoded; up to kFewRows rows in tiles of these, for which a panel is
+// decoded again. That takes, of the time of decoding a stretch first, with AVX2 and 8 and 12 rows 0.86 (q4_k) to 0.7
+// (q8_0) on a Zen 3 core, with AVX-512 BF16 and 12, 16 and 32 rows 0.54, 0.61, 0.84 (q4_k) to 0.66, 0.70, 0.88 (q8_0) on
+// a Zen 5 core (by hand, in turns). A tile of a decoded stretch has kTileRows.
+constexpr int kTileRows = kManyRegisters ? 8 : 6, kDotRows = kManyRegisters ? 8 : 4;
+constexpr int kFewRows = kManyRegisters ? 32 : 12;
 #if defined(INFINI_INTEGER_PANELS)
-// kDotRows: rows that are multiplied while a panel is decoded; up to kFewRows rows in tiles of these, which take, with 8
-// and 12 rows, 0.86 (q4_k) to 0.7 (q8_0) of the time of decoding a stretch first (by hand, in turns, on a Zen 3). A tile
-// of a decoded stretch has kTileRows.
-constexpr int kTileRows = 6, kDotRows = 4, kFewRows = 12;
 constexpr bool kIntegers = true;
 #else
-constexpr int kTileRows = 8, kDotRows = 8, kFewRows = 8;
 constexpr bool kIntegers = false;
 #endif
 constexpr int64_t kStretch = 512;  // columns decoded at a time, 16 KiB: a multiple of every block's elements
@@ -114,12 +115,12 @@ private:
 #if defined(INFINI_INTEGER_PANELS)
     // x = integer * scale, a power of two by which the largest has 15 bits. With infinity or NaN the scale is NaN.
     Numbers to_integers(const bf16 *x, int16_t *integers) const {
-        VecU largest{};
+        VecI largest{};
         for (int64_t i = 0; i < pass_.group; i += kLanes) {
-            const VecU size = (VecU)load(x + i) & 0x7fffffffu;
-            largest = (VecU)_mm256_max_epu32((__m256i)largest, (__m256i)size);
+            const VecI size = (VecI)load(x + i) & 0x7fffffff;
+            largest = size > largest ? size : largest;
         }
-        uint32_t bits = 0;
+        int32_t bits = 0;
         for (int lane = 0; lane < kLanes; ++lane) {
             bits = largest[lane] > bits ? largest[lane] : bits;
         }
@@ -137,10 +138,16 @@ private:
             float_of(of_scale > 0 ? static_cast<uint32_t>(of_scale) << 23 : 1u << static_cast<uint32_t>(22 + of_scale));
         VecI total{};
         for (int64_t i = 0; i < pass_.group; i += kLanes) {
-            const __m256i values = _mm256_cvtps_epi32(load(x + i) * first * second);
-            total += (VecI)values;
-            const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(values, values), 0xd8);
-            _mm_storeu_si128(reinterpret_cast<__m128i *>(integers + i), _mm256_castsi256_si128(packed));
+#if defined(__AVX512F__)
+            const VecI values = (VecI)_mm512_cvtps_epi32(load(x + i) * first * second);
+            const __m256i packed = _mm512_cvtepi32_epi16((__m512i)values);
+#else
+            const VecI values = (VecI)_mm256_cvtps_epi32(load(x + i) * first * second);
+            const __m256i twice = _mm256_packs_epi32((__m256i)values, (__m256i)values);
+            const __m128i packed = _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, 0xd8));
+#endif
+            total += values;
+            std::memcpy(integers + i, &packed, sizeof packed);
         }
         int32_t whole = 0;
         for (int lane = 0; lane < kLanes; ++lane) {
@@ -170,26 +177,30 @@ __attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t gro
                                              const uint32_t *x, const Numbers *numbers, float *y) {
     const uint32_t *words = decoded.words;
     for (int64_t g = 0; g < groups; ++g, numbers += kM) {
-        VecI sums[kM][2] = {};
+        VecI sums[kM][kParts] = {};
         for (int64_t word = 0; word < group_words; ++word, words += kPanel, x += kM) {
-            const auto *of_rows = reinterpret_cast<const __m256i *>(words);
-            __m256i first = _mm256_load_si256(of_rows), second = _mm256_load_si256(of_rows + 1);
-            keep_in_register(first);
-            keep_in_register(second);
-#pragma GCC unroll 6
+            VecS codes[kParts];
+#pragma GCC unroll 2
+            for (int part = 0; part < kParts; ++part) {
+                codes[part] = part_at(reinterpret_cast<const uint8_t *>(words), part);
+                keep_in_register(codes[part]);
+            }
+#pragma GCC unroll 8
             for (int m = 0; m < kM; ++m) {
-                add_products(sums[m][0], first, x[m]);
-                add_products(sums[m][1], second, x[m]);
+#pragma GCC unroll 2
+                for (int part = 0; part < kParts; ++part) {
+                    add_products(sums[m][part], codes[part], x[m]);
+                }
             }
         }
 #pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-            const int64_t at = g * kPanel + half * kLanes;
+        for (int part = 0; part < kParts; ++part) {
+            const int64_t at = g * kPanel + part * kLanes;
             const VecF scale = load(decoded.scales + at), shift = kShifts ? load(decoded.shifts + at) : VecF{};
-#pragma GCC unroll 6
+#pragma GCC unroll 8
             for (int m = 0; m < kM; ++m) {
-                float *const to = y + m * kPanel + half * kLanes;
-                store(to, add_group<kShifts>(load(to), sums[m][half], scale, shift, numbers[m]));
+                float *const to = y + m * kPanel + part * kLanes;
+                store(to, add_group<kShifts>(load(to), sums[m][part], scale, shift, numbers[m]));
             }
         }
     }

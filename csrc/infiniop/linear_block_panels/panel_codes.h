@@ -8,21 +8,26 @@
 
 #include "panel_kinds.h"
 #include "vec.h"
+#include "weight_reading.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
 #if defined(__AVX512BF16__)
+#define INFINI_BF16_PANELS
 
 using linear_block_panels::kPanel;
 
 constexpr int kSums = 2; // of a group: two chains of multiply-adds
 
-// Prefetched ahead for more than two rows of x; for fewer the bandwidth is the limit, and the hardware's prefetcher alone
-// is faster. GB/s of 2048 -> 11264 from memory in large pages on a Zen 4 core that sums floats at 31, 4 and 8 rows, ahead
-// by 0, 2048 and 4096 bytes: q4_0 9.7 and 5.4, 9.7 and 5.3, 12.7 and 6.2; q4_k 8.7 and 5.3, 11.5 and 6.4, 11.4 and 6.2;
-// q8_0 11.8 and 7.5, 14.7 and 10.5, 14.9 and 10.1 (by hand).
-constexpr int kAheadBytes = 4096;
+// How far ahead a panel is prefetched for kM rows of x; 0: not at all. For one or two rows the bandwidth is the limit, and
+// the hardware's prefetcher alone is faster. GB/s of 2048 -> 11264 from memory in large pages on a Zen 4 core that sums
+// floats at 31, 4 and 8 rows, ahead by 0, 2048 and 4096 bytes: q4_0 9.7 and 5.4, 9.7 and 5.3, 12.7 and 6.2; q4_k 8.7 and
+// 5.3, 11.5 and 6.4, 11.4 and 6.2; q8_0 11.8 and 7.5, 14.7 and 10.5, 14.9 and 10.1. But a Zen 5 core that sums at 42,
+// 2048 -> 5632, one and four rows, ahead by 0 (one row), 4096 and 10240 bytes: q4_0 34.8, 40.7 and 24.6, 50.7 and 27.2;
+// q4_k 14.1, 32.9 and 22.0, 45.0 and 24.2; q6_k 12.5, 33.2 and 24.3, 44.9 and 30.3; q8_0 33.7, 36.8 and 27.4, 44.0 and
+// 34.0; eight rows are as fast by 4096 (by hand).
+template <int kM, bool kZen5> constexpr int kAheadBytes = kZen5 && kM <= 4 ? 10240 : kM > 2 ? 4096 : 0;
 
 inline VecF halves_at(const uint8_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
@@ -198,7 +203,8 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
     }
 }
 
-template <typename K, int kM> __attribute__((noinline)) void dot_panel(const linear_block_panels::DotArgs &a) {
+template <typename K, int kM, bool kZen5>
+__attribute__((noinline)) void dot_panel(const linear_block_panels::DotArgs &a) {
     constexpr int kWords = K::kGroup / 2;
     constexpr bool kTotalsInRegisters = kM <= 4; // otherwise the group's sums need them
     const uint32_t *x = a.x;
@@ -211,7 +217,7 @@ template <typename K, int kM> __attribute__((noinline)) void dot_panel(const lin
     } else {
         std::memset(a.y, 0, kM * kPanel * sizeof(float));
     }
-    each_block<K, (kM > 2 ? kAheadBytes : 0), (kM > 2)>(
+    each_block<K, kAheadBytes<kM, kZen5>, (kZen5 || kM > 2)>(
         a.panel, a.blocks,
         [&](int word, __m512i words) __attribute__((always_inline)) {
             keep_in_register(words);
@@ -245,16 +251,24 @@ template <typename K, int kM> __attribute__((noinline)) void dot_panel(const lin
     }
 }
 
-template <typename K> void dot_panel(const linear_block_panels::DotArgs &args) {
+template <typename K, bool kZen5> void dot_rows(const linear_block_panels::DotArgs &args) {
     switch (args.m) {
     case 1:
-        return dot_panel<K, 1>(args);
+        return dot_panel<K, 1, kZen5>(args);
     case 2:
-        return dot_panel<K, 2>(args);
-    case 4:
-        return dot_panel<K, 4>(args);
+        return dot_panel<K, 2, kZen5>(args);
     default:
-        return dot_panel<K, 8>(args);
+        return dot_panel<K, 4, kZen5>(args);
+    }
+}
+
+template <typename K> void dot_panel(const linear_block_panels::DotArgs &args) {
+    if (args.m == 8) {
+        dot_panel<K, 8, false>(args);
+    } else if (is_zen5()) {
+        dot_rows<K, true>(args);
+    } else {
+        dot_rows<K, false>(args);
     }
 }
 

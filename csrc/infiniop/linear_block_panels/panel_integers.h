@@ -1,16 +1,16 @@
-// The two kernels that every kind of panel gets of its description on AVX2: dot and decode. Codes are integers of 16
-// bits, and x is one too, with a scale for each group of columns, a power of two: so elements of a bfloat16 x are exact
-// but for those below 2^-7 of their group's largest, off by at most 2^-15 of it. Sums of a group are exact in int32
-// in any order, and are multiplied by the scales in float, group by group: a row of x has the same bits in either kernel.
+// The two kernels that every kind of panel gets of its description: dot and decode. Codes are integers of 16 bits, and x
+// is one too, with a scale for each group of columns, a power of two: so elements of a bfloat16 x are exact but for those
+// below 2^-7 of their group's largest, off by at most 2^-15 of it. Sums of a group are exact in int32 in any order, and
+// are multiplied by the scales in float, group by group: a row of x has the same bits in either kernel.
 // A kind is a struct with kElements of a block, kGroup, kBits, kHeaderBytes, kShifts, kOffset, which is subtracted from
-// its codes; a Header, made of its bytes, with scale(group, half) and, if it shifts, shift(group, half), of eight rows;
-// and value(), of 16 codes. Included only by *_cpu.cpp files.
+// its codes; a Header, made of its bytes, with scale(group, part) and, if it shifts, shift(group, part), of the kLanes
+// rows of a part of the panel; and value(), of two codes of as many rows. Included only by *_cpu.cpp files.
 #pragma once
 
 #include "panel_kinds.h"
 #include "vec.h"
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && !defined(INFINI_BF16_PANELS)
 #define INFINI_INTEGER_PANELS
 #endif
 
@@ -22,53 +22,75 @@ namespace {
 using linear_block_panels::kPanel;
 using linear_block_panels::Numbers;
 
-inline __m256i half_line_at(const uint8_t *p) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+constexpr int kParts = kPanel / kLanes; // of a panel: rows that share a register
+typedef uint16_t VecS __attribute__((vector_size(kLanes * 4)));
+
+// A part of a line: two codes, or more, of each row.
+inline VecS part_at(const uint8_t *line, int part) {
+    VecS words;
+    std::memcpy(&words, line + part * static_cast<int>(sizeof words), sizeof words);
+    return words;
 }
 
-inline VecF halves_at(const uint8_t *p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+inline VecF halves_at(const uint8_t *p, int part) {
+    return load(reinterpret_cast<const f16 *>(p) + part * kLanes);
 }
 
-// Codes<bits>::pass(lines, sink) calls sink(i, first, second) for the words of a run of columns: of rows 0 to 7, and of
-// rows 8 to 15, two codes each.
+// Two codes of each of the panel's rows.
+struct Words {
+    VecS part[kParts];
+};
+
+template <typename Make> INFINI_ALWAYS_INLINE Words words_of(const Make &make) {
+    Words words;
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part) {
+        words.part[part] = make(part);
+    }
+    return words;
+}
+
+// Codes<bits>::pass(lines, sink) calls sink(i, words) for the words of a run of columns.
 template <int kBits> struct Codes;
 
 template <> struct Codes<4> {
     static constexpr int kRunWords = 4, kRunBytes = 64;
     template <typename Sink> INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Sink &sink) {
-        const __m256i nibble = _mm256_set1_epi16(15);
-        __m256i a = half_line_at(lines), b = half_line_at(lines + 32);
-        sink(0, _mm256_and_si256(a, nibble), _mm256_and_si256(b, nibble));
-        sink(1, _mm256_and_si256(_mm256_srli_epi16(a, 4), nibble), _mm256_and_si256(_mm256_srli_epi16(b, 4), nibble));
-        sink(2, _mm256_and_si256(_mm256_srli_epi16(a, 8), nibble), _mm256_and_si256(_mm256_srli_epi16(b, 8), nibble));
-        sink(3, _mm256_srli_epi16(a, 12), _mm256_srli_epi16(b, 12));
+        VecS line[kParts];
+#pragma GCC unroll 2
+        for (int part = 0; part < kParts; ++part) {
+            line[part] = part_at(lines, part);
+            keep_in_register(line[part]);
+        }
+        sink(0, words_of([&](int part) { return line[part] & 15; }));
+        sink(1, words_of([&](int part) { return line[part] >> 4 & 15; }));
+        sink(2, words_of([&](int part) { return line[part] >> 8 & 15; }));
+        sink(3, words_of([&](int part) { return line[part] >> 12; }));
     }
 };
-
-// `shift` places to the right, or to the left if it is negative.
-template <int kShift> INFINI_ALWAYS_INLINE __m256i moved(__m256i x) {
-    if constexpr (kShift < 0) {
-        return _mm256_slli_epi16(x, -kShift);
-    } else {
-        return _mm256_srli_epi16(x, kShift);
-    }
-}
 
 // The lower four bits of codes as of 4 bits, then a line with kUpper more bits of each.
 template <int kUpper> struct CodesWithUpper {
     static constexpr int kLines = 4 / kUpper, kRunWords = 4 * kLines, kRunBytes = 64 * (kLines + 1);
 
-    template <int kWord> INFINI_ALWAYS_INLINE static __m256i code(const uint8_t *lines, __m256i upper) {
-        const __m256i mask = _mm256_set1_epi16(((1 << kUpper) - 1) << 4), line = half_line_at(lines + kWord / 4 * 64);
-        const __m256i low = _mm256_and_si256(moved<kWord % 4 * 4>(line), _mm256_set1_epi16(15));
-        return _mm256_or_si256(low, _mm256_and_si256(moved<kWord * kUpper - 4>(upper), mask));
+    template <int kWord> INFINI_ALWAYS_INLINE static VecS code(VecS lower, VecS upper) {
+        constexpr int kShift = kWord * kUpper - 4;
+        constexpr uint16_t kMask = ((1 << kUpper) - 1) << 4;
+        VecS moved = upper;
+        if constexpr (kShift < 0) {
+            moved = upper << -kShift;
+        } else if constexpr (kShift > 0) {
+            moved = upper >> kShift;
+        }
+        return (lower >> (kWord % 4 * 4) & 15) | (moved & kMask);
     }
     template <int... kWord, typename Sink>
     INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Sink &sink,
                                           std::integer_sequence<int, kWord...>) {
-        const __m256i a = half_line_at(lines + 64 * kLines), b = half_line_at(lines + 64 * kLines + 32);
-        (sink(kWord, code<kWord>(lines, a), code<kWord>(lines + 32, b)), ...);
+        const Words upper = words_of([&](int part) { return part_at(lines + 64 * kLines, part); });
+        (sink(kWord,
+              words_of([&](int part) { return code<kWord>(part_at(lines + kWord / 4 * 64, part), upper.part[part]); })),
+         ...);
     }
     template <typename Sink> INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Sink &sink) {
         pass(lines, sink, std::make_integer_sequence<int, kRunWords>{});
@@ -87,7 +109,12 @@ template <> struct Codes<8> {
 #pragma GCC unroll 2
         for (int word = 0; word < 2; ++word) {
             const __m128i a = column(2 * word), b = column(2 * word + 1);
-            sink(word, _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(a, b)), _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(a, b)));
+            const __m128i low = _mm_unpacklo_epi8(a, b), high = _mm_unpackhi_epi8(a, b);
+#if defined(__AVX512F__)
+            sink(word, Words{{(VecS)_mm512_cvtepi8_epi16(_mm256_set_m128i(high, low)) }});
+#else
+            sink(word, Words{{(VecS)_mm256_cvtepi8_epi16(low), (VecS)_mm256_cvtepi8_epi16(high) }});
+#endif
         }
     }
 };
@@ -97,8 +124,8 @@ template <> struct Codes<8> {
 // but four rows slower (by hand, in turns).
 constexpr int kAheadOfDots = 6144;
 
-// For each group of some blocks, from the begin of a unit, calls word(i, first, second) for its words, then
-// end(header, group). kAhead: bytes to the lines that are prefetched; 0: none.
+// For each group of some blocks, from the begin of a unit, calls word(i, words) for its words, then end(header, group).
+// kAhead: bytes to the lines that are prefetched; 0: none.
 template <typename K, int kAhead, typename Word, typename End>
 INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const Word &word, const End &end) {
     using C = Codes<K::kBits>;
@@ -122,8 +149,9 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
                     for (int byte = 0; kAhead > 0 && byte < C::kRunBytes; byte += 64) {
                         __builtin_prefetch(lines + kAhead + byte);
                     }
-                    C::pass(lines, [&](int j, __m256i a, __m256i b)
-                                       __attribute__((always_inline)) { word(i + j, K::value(a), K::value(b)); });
+                    C::pass(lines, [&](int j, const Words &words) __attribute__((always_inline)) {
+                        word(i + j, words_of([&](int part) { return K::value(words.part[part]); }));
+                    });
                 }
                 end(header, g);
             }
@@ -132,8 +160,14 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
 }
 
 // Adds the products of codes and two elements of x in each lane.
-INFINI_ALWAYS_INLINE void add_products(VecI &sum, __m256i codes, uint32_t x) {
-    sum += (VecI)_mm256_madd_epi16(codes, _mm256_set1_epi32(static_cast<int>(x)));
+INFINI_ALWAYS_INLINE void add_products(VecI &sum, VecS codes, uint32_t x) {
+#if defined(__AVX512VNNI__)
+    sum = (VecI)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(static_cast<int>(x)));
+#elif defined(__AVX512F__)
+    sum += (VecI)_mm512_madd_epi16((__m512i)codes, _mm512_set1_epi32(static_cast<int>(x)));
+#else
+    sum += (VecI)_mm256_madd_epi16((__m256i)codes, _mm256_set1_epi32(static_cast<int>(x)));
+#endif
     keep_in_register(sum); // GCC would add all products of a group at its end, and spill them until then
 }
 
@@ -144,35 +178,49 @@ template <bool kShifts> INFINI_ALWAYS_INLINE VecF add_group(VecF total, VecI sum
 }
 
 template <typename K, int kM> __attribute__((noinline)) void dot_panel(const linear_block_panels::DotArgs &a) {
+    // Sums of a group that are added at its end: so many chains of products can be under way.
+    constexpr int kSums = kParts > 1 ? 1 : kM == 1 ? 4 : kM <= 4 ? 2 : 1;
     const uint32_t *x = a.x;
     const Numbers *numbers = a.numbers;
-    VecI sums[kM][2] = {};
+    VecI sums[kM][kParts][kSums] = {};
     std::memset(a.y, 0, kM * kPanel * sizeof(float));
     each_block<K, kAheadOfDots>(
         a.panel, a.blocks,
-        [&](int word, __m256i first, __m256i second) __attribute__((always_inline)) {
-            keep_in_register(first);
-            keep_in_register(second);
-#pragma GCC unroll 4
+        [&](int word, Words words) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+            for (int part = 0; part < kParts; ++part) {
+                keep_in_register(words.part[part]);
+            }
+#pragma GCC unroll 8
             for (int m = 0; m < kM; ++m) {
-                add_products(sums[m][0], first, x[word * kM + m]);
-                add_products(sums[m][1], second, x[word * kM + m]);
+#pragma GCC unroll 2
+                for (int part = 0; part < kParts; ++part) {
+                    add_products(sums[m][part][word % kSums], words.part[part], x[word * kM + m]);
+                }
             }
         },
         [&](const typename K::Header &header, int g) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                const VecF scale = header.scale(g, half);
+            for (int part = 0; part < kParts; ++part) {
+                const VecF scale = header.scale(g, part);
                 VecF shift{};
                 if constexpr (K::kShifts) {
-                    shift = header.shift(g, half);
+                    shift = header.shift(g, part);
                 }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
                 for (int m = 0; m < kM; ++m) {
-                    float *const y = a.y + m * kPanel + half * kLanes;
-                    const VecI sum = sums[m][half] - K::kOffset * numbers[m].whole;
+                    float *const y = a.y + m * kPanel + part * kLanes;
+                    VecI sum = sums[m][part][0];
+#pragma GCC unroll 4
+                    for (int s = 1; s < kSums; ++s) {
+                        sum += sums[m][part][s];
+                    }
+                    sum -= K::kOffset * numbers[m].whole;
                     store(y, add_group<K::kShifts>(load(y), sum, scale, shift, numbers[m]));
-                    sums[m][half] = VecI{};
+#pragma GCC unroll 4
+                    for (int s = 0; s < kSums; ++s) {
+                        sums[m][part][s] = VecI{};
+                    }
                 }
             }
             x += K::kGroup / 2 * kM;
@@ -186,29 +234,31 @@ template <typename K> void dot_panel(const linear_block_panels::DotArgs &args) {
         return dot_panel<K, 1>(args);
     case 2:
         return dot_panel<K, 2>(args);
-    default:
+    case 4:
         return dot_panel<K, 4>(args);
+    default:
+        return dot_panel<K, (kParts > 1 ? 4 : 8)>(args); // 8 rows come only where a part is the panel
     }
 }
 
 template <typename K> void decode_panel(const linear_block_panels::DecodeArgs &a) {
-    uint32_t *words = a.words;
+    uint32_t *words_at = a.words;
     float *scales = a.scales, *shifts = a.shifts;
-    const __m256i offset = _mm256_set1_epi16(K::kOffset);
     each_block<K, 0>(
         a.panel, a.blocks,
-        [&](int, __m256i first, __m256i second) __attribute__((always_inline)) {
-            auto *to = reinterpret_cast<__m256i *>(words);
-            _mm256_storeu_si256(to, _mm256_sub_epi16(first, offset));
-            _mm256_storeu_si256(to + 1, _mm256_sub_epi16(second, offset));
-            words += kPanel;
+        [&](int, const Words &words) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+            for (int part = 0; part < kParts; ++part, words_at += kLanes) {
+                const VecS codes = words.part[part] - static_cast<uint16_t>(K::kOffset);
+                std::memcpy(words_at, &codes, sizeof codes);
+            }
         },
         [&](const typename K::Header &header, int g) __attribute__((always_inline)) {
 #pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half, scales += kLanes, shifts += kLanes) {
-                store(scales, header.scale(g, half));
+            for (int part = 0; part < kParts; ++part, scales += kLanes, shifts += kLanes) {
+                store(scales, header.scale(g, part));
                 if constexpr (K::kShifts) {
-                    store(shifts, header.shift(g, half));
+                    store(shifts, header.shift(g, part));
                 }
             }
         });

@@ -1,11 +1,12 @@
 // INFINI_DEFINE_PANEL_KIND(name, description): the kernels of a kind of panel, at levels that have them: panel_codes.h
-// where bfloat16 is multiplied in pairs, panel_integers.h on AVX2; elsewhere they do nothing, and linear_blocks serves.
+// where bfloat16 is multiplied in pairs, panel_integers.h on other CPUs with AVX2; elsewhere they do nothing, and
+// linear_blocks serves.
 #pragma once
 
 #include "panel_codes.h"
 #include "panel_integers.h"
 
-#if defined(__AVX512BF16__) || defined(INFINI_INTEGER_PANELS)
+#if defined(INFINI_BF16_PANELS) || defined(INFINI_INTEGER_PANELS)
 
 #define INFINI_DEFINE_PANEL_KIND(name, ...)                                                                            \
     void dot_##name(const DotArgs &args) {                                                                             \

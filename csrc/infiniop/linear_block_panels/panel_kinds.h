@@ -83,7 +83,7 @@ struct PanelKind {
     Layout layout;
     int group;   // columns with one scale
     bool shifts; // whether elements are code * scale + shift, not code * scale
-    // At levels that multiply bfloat16 in pairs, and with AVX2 alone; others do nothing.
+    // Those of levels below AVX2 do nothing.
     void (*dot)(const ExecutionContext &, const DotArgs &);
     void (*decode)(const ExecutionContext &, const DecodeArgs &);
 };
