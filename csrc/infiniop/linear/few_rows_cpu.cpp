@@ -41,7 +41,8 @@ constexpr int kStreams = 4;
 // at all, since the hardware prefetcher alone is faster; for more, whole rows far ahead into L2. GB/s on a Zen 4 core that
 // sums floats at 33, 2048 -> 11232 from memory in large pages: one row of bfloat16 28.4 for 24.9 with prefetches, of
 // float32 28.0 for 25.9 (by hand, both in turns). As shares of the bandwidth of a dot product, bfloat16, 3, 4, 6 and 8
-// rows: 1.02, 0.85, 0.78 and 0.70 far ahead, else 0.59, 0.58, 0.57 and 0.52.
+// rows: 1.02, 0.85, 0.78 and 0.70 far ahead, else 0.59, 0.58, 0.57 and 0.52. A Zen 5 core reads one row 1.1 (bfloat16) to
+// 1.0 times as fast so, more rows 0.88 to 0.96.
 enum class Ahead { kClosely, kRows, kFar, kNot };
 constexpr int64_t kRowsAheadBytes = 8 * 1024, kFarAheadBytes = 32 * 1024, kCloseAheadBytes = 1536;
 
@@ -140,7 +141,8 @@ template <typename W> struct Plan {
     using S = Steps<W>;
     static constexpr int64_t kLine = kLineBytes / sizeof(W);
     int64_t m, k, tiles, tile_rows, blocks, block_k;
-    bool far = weight_reading() == WeightReading::kOnePlace;
+    bool far =
+        weight_reading(m == 1 ? WeightReading::kOnePlace : WeightReading::kSeveralPlaces) == WeightReading::kOnePlace;
     int64_t rows_ahead; // how many weight rows ahead the weight is prefetched
     int64_t line_step;  // the distance between prefetched lines, in elements
 
