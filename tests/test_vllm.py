@@ -93,7 +93,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_parts() -> None:
     both = ("ops", "linear")
-    parts = {"": (), "0": (), "1": both, "ops": ("ops",), " linear,ops": both}
+    parts = {"": (), "0": (), "1": (*both, "attention"), "ops": ("ops",), " linear,ops": both}
     code = f"from torch_infini.integrations.vllm.settings import parts_of as p; print([p(v) for v in {[*parts]}])"
     done = python("-c", code)
     assert done.stdout == f"{[*parts.values()]}\n", done.stderr
@@ -105,7 +105,9 @@ def test_parts() -> None:
 def test_unknown_part(value: str) -> None:
     done = python("-c", "import torch_infini_autoload as a; a.load_in_vllm()", TORCH_INFINI_VLLM=value)
     assert done.returncode == 1
-    sentence = f"torch_infini: TORCH_INFINI_VLLM must be 0, 1 or parts of ops, linear with commas, got {value!r}"
+    sentence = (
+        f"torch_infini: TORCH_INFINI_VLLM must be 0, 1 or parts of ops, linear, attention with commas, got {value!r}"
+    )
     assert sentence in done.stderr
 
 
@@ -137,12 +139,72 @@ def test_tokens(models: dict[str, str]) -> None:
     theirs, none = generate(jobs, "0")
     for job, mine, other in zip(jobs, ours, theirs, strict=True):
         check_tokens(mine, other, MARGIN[job.dtype])
-        assert {"rms_norm", "fused_add_rms_norm", "SiluAndMul", "RotaryEmbedding"} <= set(mine.replaced)
+        assert {"rms_norm", "fused_add_rms_norm", "SiluAndMul", "RotaryEmbedding", "attention"} <= set(mine.replaced)
     assert not none
     if cpu_capability() == "avx512_bf16":
         assert calls["linear_packed"] and calls["pack_linear"]
     # Eager SiluAndMul rounds twice, compiled once.
     assert {"rms_norm", "add_rms_norm", "rope", "silu", "mul", "swiglu"} <= set(calls)
+
+
+# Of each: what its attention has, and a window that is shorter than prompts.
+ATTENTION: dict[str, dict[str, Any]] = {
+    "Mistral": {"sliding_window": 7},
+    "Gemma2": {"sliding_window": 7, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 32},
+    "Bloom": {"n_layer": 2, "n_head": 8},  # ALiBi
+    "GptOss": {"sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2},  # sinks
+}
+
+
+@needs_vllm
+@pytest.mark.skipif(cpu_capability() == "avx512_amx", reason="attention is left to vLLM on CPUs with tiles")
+def test_attention(tmp_path: Path) -> None:
+    """Windows, soft caps, ALiBi and sinks; prompts in several steps, beside requests that decode."""
+    transformers: Any = pytest.importorskip("transformers")
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 512, "head_dim": 32}
+    jobs = []
+    for name, fields in ATTENTION.items():
+        torch.manual_seed(3)
+        config = getattr(transformers, f"{name}Config")(**({} if name == "Bloom" else heads), **sizes, **fields)
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
+        for key, parameter in model.named_parameters():
+            parameter.data *= 3 if parameter.dim() == 2 else 1
+            if key.endswith("sinks"):
+                parameter.data.uniform_(-1, 3)
+        model.save_pretrained(tmp_path / name)
+        jobs.append(Job(str(tmp_path / name), "float32", prompts_of(24), batched_tokens=64))
+    ours, calls = generate(jobs, "attention")
+    theirs, _ = generate(jobs, "0")
+    for mine, other in zip(ours, theirs, strict=True):
+        check_tokens(mine, other, MARGIN["float32"])
+        assert mine.replaced == ["attention"] and not mine.left
+    assert calls["paged_attention"] and calls["paged_attention_prefill"] and calls["paged_caching"]
+
+
+@needs_vllm
+def test_another_attention() -> None:
+    """vLLM's own is used where it is named, and for what the backend does not serve."""
+    code = """
+import torch, torch_infini_autoload as a
+a.load_in_vllm()
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum as Backends
+from vllm.v1.attention.selector import AttentionSelectorConfig
+from torch_infini.integrations.vllm import activate, attention
+attention.cpu_capability = lambda: "avx2"
+usual = {"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": None}
+def chosen(backend=None, **fields):
+    asked = AttentionSelectorConfig(**(usual | fields))
+    return current_platform.get_attn_backend_cls(backend, attn_selector_config=asked).rsplit(".")[-1]
+assert chosen() == chosen(Backends["INFINI"]) == "InfiniAttentionBackend"
+assert chosen(Backends.CPU_ATTN) == "CPUAttentionBackend"
+for fields, part in (({"kv_cache_dtype": "fp8"}, "got fp8"), ({"attn_type": "encoder_only"}, "got encoder_only"),
+                     ({"use_mm_prefix": True}, "use_mm_prefix"), ({"head_size": 2048}, "got 2048")):
+    assert chosen(**fields) == "CPUAttentionBackend" and part in activate(()).left["attention"], fields
+"""
+    done = python("-c", code, TORCH_INFINI_VLLM="attention")
+    assert done.returncode == 0, done.stderr
 
 
 @needs_vllm
@@ -247,7 +309,10 @@ def test_report(models: dict[str, str]) -> None:
     assert "5 x RMSNorm                  by infini::rms_norm, add_rms_norm\n" in done.stdout
     assert "2 x SiluAndMul               by infini::swiglu\n" in done.stdout
     assert "2 x QKVParallelLinear        left to vLLM: part linear is off\n" in done.stdout
-    assert "2 x Attention                left to vLLM: there is no backend of torch_infini for it\n" in done.stdout
+    assert "2 x Attention                left to vLLM: part attention is off\n" in done.stdout
+    done = python("-m", "torch_infini", "vllm", models["Llama"], TORCH_INFINI_VLLM="attention")
+    if cpu_capability() != "avx512_amx":
+        assert "2 x Attention                by infini::paged_attention, paged_attention_prefill, " in done.stdout
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="needs an environment without vLLM")

@@ -22,6 +22,7 @@ class Job:
     max_tokens: int = 8
     eager: bool = True
     alone: bool = False
+    batched_tokens: int | None = None  # of a step, at most
 
 
 @dataclass
@@ -45,6 +46,7 @@ def run(job: Job) -> Result:
         enforce_eager=job.eager,
         max_num_seqs=64,
         enable_prefix_caching=False,
+        max_num_batched_tokens=job.batched_tokens,
     )
     params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=job.max_tokens, logprobs=2)
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in job.prompts]

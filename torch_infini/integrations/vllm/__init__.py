@@ -2,7 +2,7 @@
 
 vLLM calls torch_infini_autoload.load_in_vllm in each of its processes; this package is imported only if the variable
 asks for it. settings.py reads the variable, activation.py registers the parts: ops.py with
-activations.py, and linear.py with quantized.py. report.py lists what they do to a model.
+activations.py, linear.py with quantized.py, and attention.py. report.py lists what they do to a model.
 """
 
 from .activation import Activation, activate

@@ -74,7 +74,7 @@ def rows_of(model: nn.Module, parts: Sequence[str], dtype: torch.dtype) -> Itera
         elif isinstance(module, (LinearBase, ParallelLMHead)):
             yield _linear(name, module) if "linear" in parts else Row(name, None, off("linear"))
         elif isinstance(module, Attention):
-            yield Row(name, None, "there is no backend of torch_infini for it")
+            yield _attention(name, module) if "attention" in parts else Row(name, None, off("attention"))
         elif isinstance(module, CustomOp):
             yield _custom_op(name, module) if "ops" in parts else Row(name, None, off("ops"))
 
@@ -88,6 +88,14 @@ def _norm(name: str, module: Any, dtype: torch.dtype) -> Row:
     if takes_rms_norm(x, weight, module.variance_epsilon, size):
         return Row(name, "infini::rms_norm, add_rms_norm", "")
     return Row(name, None, f"its weight is {weight.dtype} for {dtype} activations, or its variance is of a part")
+
+
+def _attention(name: str, module: Any) -> Row:
+    from .attention import InfiniAttention
+
+    if isinstance(module.impl, InfiniAttention):
+        return Row(name, "infini::paged_attention, paged_attention_prefill, paged_caching", "")
+    return Row(name, None, activate(()).left.get("attention", f"{type(module.impl).__name__} was chosen"))
 
 
 def _custom_op(name: str, module: Any) -> Row:

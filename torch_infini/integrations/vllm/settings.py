@@ -6,7 +6,7 @@ No other module of the package is imported to read it.
 from __future__ import annotations
 
 VARIABLE = "TORCH_INFINI_VLLM"
-PARTS = ("ops", "linear")
+PARTS = ("ops", "linear", "attention")
 
 
 def parts_of(value: str) -> tuple[str, ...]:
