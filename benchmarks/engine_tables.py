@@ -9,6 +9,7 @@ CASES = {
     "generate": "generate 32 tokens",
     "decode-16": "decode",
     "decode-16x8": "decode x 8",
+    "decode-16x32": "decode x 32",
     "prefill-512": "prompt of 512",
     "serve-32": "32 requests",
 }
@@ -83,6 +84,22 @@ def gguf(rows: Rows) -> Cells:
         errors = [number(row, "logit_error", "{:.1%}") for row in (theirs, ours)]
         file = engine.partition(" ")[2] or "Q8_0"
         yield [f"{CASES[cell]}, {file}, {threads}", *rates, ratio, number(ours, "share_of_limit", "{:.0%}"), *errors]
+
+
+VLLM = "case, weights, threads | vLLM | with the plugin | ratio | this package's engine | to vLLM | logit errors"
+
+
+@table("vllm.csv", VLLM, "lrrrrrr")
+def vllm(rows: Rows) -> Cells:
+    """Tokens a second of vLLM without and with the plugin, and of the engine; errors in the order of the columns."""
+    by_case = {(row["dtype"], row["cell"], row["threads"], row["engine"]): row for row in rows}
+    for dtype, cell, threads in dict.fromkeys((dtype, cell, threads) for dtype, cell, threads, _ in by_case):
+        some = [by_case[dtype, cell, threads, engine] for engine in ("vLLM plain", "vLLM plugin", "engine")]
+        plain, plugin, ours = (float(row["tokens_per_s"]) for row in some)
+        errors = ", ".join(number(row, "logit_error", "{:.1%}") for row in some)
+        case, ratios = f"{CASES[cell]}, {WEIGHTS.get(dtype, dtype)}, {threads}", (plugin / plain, ours / plain)
+        rates = [f"{rate:.1f}" for rate in (plain, plugin, ours)]
+        yield [case, *rates[:2], f"{ratios[0]:.2f}x", rates[2], f"{ratios[1]:.2f}x", errors]
 
 
 @table(

@@ -24,6 +24,7 @@ TITLES = {
     "decode-16": "decode, 16 tokens in the cache",
     "decode-2048": "decode, 2048 tokens in the cache",
     "decode-16x8": "decode, batch 8, 16 in each cache",
+    "decode-16x32": "decode, batch 32, 16 in each cache",
     "prefill-512": "prompt of 512 tokens",
     "prefill-2048": "prompt of 2048 tokens",
     "generate": "generate() behind 16 tokens",
