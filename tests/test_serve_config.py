@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -73,6 +74,11 @@ lora:
 tensor-parallel-size: 2
 max-num-seqs: 4
 host: ::1
+speculative-config:
+  method: ngram
+  num_speculative_tokens: 4
+  some: 0.1
+  other: true
 """,
     )
     found = options(["--config", path])
@@ -81,6 +87,10 @@ host: ::1
     assert (found.served_model_name, found.allow_origin) == (["a", "7"], ["http://page"])
     assert (found.lora, found.tensor_parallel_size, found.max_num_seqs) == (["x=folder", "y=other"], 2, 4)
     assert found.host == ["::1"] and found.max_body is None
+    wanted = {"method": "ngram", "num_speculative_tokens": 4, "some": 0.1, "other": True}
+    assert json.loads(found.speculative_config) == wanted
+    text = json.dumps(wanted)
+    assert options(["--config", write(tmp_path, f"speculative-config: '{text}'")]).speculative_config == text
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -101,6 +111,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
     assert options(["--config", write(tmp_path, b"\xef\xbb\xbfport: 1")]).port == 1
 
 
+MAPPING = "a text of JSON, or a mapping of names to texts, decimal numbers, true or false"
 BAD = [
     ("prt: 8000", "line 1: 'prt' must be an option of the command, without dashes (is it port?), got"),
     ("\nmax_num_seqs: 4", "line 2: 'max_num_seqs' must be an option of the command, without dashes (is it max-num"),
@@ -131,6 +142,22 @@ BAD = [
     ("no-page: 1", "no-page must be true or false, got '1'"),
     ("no-page: 'true'", "no-page must be true or false, got 'true'"),
     ("log-level: loud", "log-level must be critical or error or warning or info or debug or trace, got 'loud'"),
+    ("speculative-config: 7", "speculative-config must be a text, in quotes, got '7'"),
+    ("speculative-config: [a]", "speculative-config must be a text, got a list"),
+    (
+        "speculative-config: {a: [1]}",
+        f"speculative-config must be {MAPPING}, got a mapping",
+    ),
+    (
+        "speculative-config: {a: 010}",
+        f"speculative-config must be {MAPPING}, got a mapping",
+    ),
+    (
+        "speculative-config: {a: .nan}",
+        f"speculative-config must be {MAPPING}, got a mapping",
+    ),
+    ("speculative-config: {a: ~}", f"speculative-config must be {MAPPING}, got a mapping"),
+    ("speculative-config: {a: 1, a: 2}", "speculative-config must be a mapping with 'a' once, got a mapping"),
     ("lora: []", "lora must be a list of at least one text, got a list"),
     ("lora: [[a]]", "lora must be a list of texts, got a list"),
     ("served-model-name: [7]", "served-model-name must be a list of texts, got a list"),

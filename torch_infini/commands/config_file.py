@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import logging
 import math
 import os
@@ -21,6 +22,8 @@ log = logging.getLogger("torch_infini")
 MAX_BYTES, SHOWN = 64 << 10, 80  # of a file; of a value in a message
 TAG = "tag:yaml.org,2002:"
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")  # YAML 1.1
+JSON = "JSON"  # the metavar of options that take it; a file may have a mapping instead
+MAPPING = "a text of JSON, or a mapping of names to texts, decimal numbers, true or false"
 
 
 class OptionTable:
@@ -145,6 +148,8 @@ def warn_if_public(path: str) -> None:
 
 def value_of(action: argparse.Action, node: yaml.Node) -> Any:
     """Return an option's value; ValueError with the rule if it is another."""
+    if action.metavar == JSON and node.id == "mapping":
+        return json_of(node)
     is_list = action.nargs == "+" or isinstance(action, argparse._AppendAction)
     if node.id == "sequence" and is_list:
         return [scalar_of(action, one, "a list of texts") for one in node.value] or fail("a list of at least one text")
@@ -173,6 +178,24 @@ def scalar_of(action: argparse.Action, node: yaml.Node, rule: str | None) -> Any
     if tag != "str":
         return fail(rule or ("a text, in quotes" if tag in ("int", "float", "bool", "timestamp") else "a text"))
     return text
+
+
+def json_of(node: yaml.Node) -> str:
+    """Return the JSON of a mapping whose values are single; ValueError with the rule for another."""
+    fields: dict[str, Any] = {}
+    for key, value in node.value:
+        if key.id != "scalar" or value.id != "scalar":
+            fail(MAPPING)
+        if key.value in fields:
+            fail(f"a mapping with {shown(key.value)} once")
+        tag, text = value.tag.removeprefix(TAG), value.value
+        if tag == "bool":
+            fields[key.value] = text.lower() in TRUE
+        elif tag in ("int", "float") and re.fullmatch(r"[-+]?(0|[1-9]\d{0,17})(\.\d+)?", text):  # 010 is 8 in YAML
+            fields[key.value] = float(text) if "." in text else int(text)
+        else:
+            fields[key.value] = text if tag == "str" else fail(MAPPING)
+    return json.dumps(fields)
 
 
 def fail(rule: str) -> Any:
