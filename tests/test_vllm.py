@@ -183,6 +183,19 @@ def test_attention(tmp_path: Path) -> None:
 
 
 @needs_vllm
+def test_ranks(models: dict[str, str]) -> None:
+    """Two worker processes, which load the plugin themselves."""
+    jobs = [Job(models["Llama"], "float32", prompts_of(12), ranks=2)]
+    nowhere = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    (ours,), calls = generate(jobs, "1", **nowhere)
+    (theirs,), none = generate(jobs, "0", **nowhere)
+    check_tokens(ours, theirs, MARGIN["float32"])
+    assert calls["rms_norm"] and not none
+    if cpu_capability() != "avx512_amx":
+        assert calls["paged_attention"]
+
+
+@needs_vllm
 def test_another_attention() -> None:
     """vLLM's own is used where it is named, and for what the backend does not serve."""
     code = """

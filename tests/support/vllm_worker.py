@@ -23,6 +23,7 @@ class Job:
     eager: bool = True
     alone: bool = False
     batched_tokens: int | None = None  # of a step, at most
+    ranks: int = 1
 
 
 @dataclass
@@ -47,6 +48,7 @@ def run(job: Job) -> Result:
         max_num_seqs=64,
         enable_prefix_caching=False,
         max_num_batched_tokens=job.batched_tokens,
+        tensor_parallel_size=job.ranks,
     )
     params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=job.max_tokens, logprobs=2)
     prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in job.prompts]
