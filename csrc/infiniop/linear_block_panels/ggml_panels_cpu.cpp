@@ -166,10 +166,13 @@ struct HalfOfExponent {
     const uint8_t *p;
     explicit HalfOfExponent(const uint8_t *bytes) : p(bytes) {}
     VecF scale(int, int part) const {
-        uint8_t bytes __attribute__((vector_size(kLanes)));
-        std::memcpy(&bytes, p + part * kLanes, sizeof bytes);
-        const VecU e = __builtin_convertvector(bytes, VecU);
-        return select((VecI)e < 2, (VecF)(0x00200000u << e), (VecF)((e - 1) << 23));
+        const uint8_t *const bytes = p + part * kLanes;
+#if defined(__AVX512F__)
+        const VecU e = (VecU)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
+#else
+        const VecU e = (VecU)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes)));
+#endif
+        return (VecI)e < 2 ? (VecF)(0x00200000u << e) : (VecF)((e - 1) << 23); // one blend where there are no masks
     }
 };
 struct Mxfp4 : Of32<4, 12, HalfOfExponent> {
