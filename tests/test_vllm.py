@@ -351,7 +351,7 @@ for _ in range(2): a.load_in_vllm()
 done = activate(())
 assert len(done.replaced) == len(set(done.replaced)) > 4, done
 from vllm import envs
-assert envs.compile_factors()["TORCH_INFINI_VLLM"] == "linear,ops"  # of the hash under which graphs are kept
+assert envs.compile_factors()["TORCH_INFINI_VLLM"] == "attention,linear,ops"  # of the graphs' hash
 """
     done = python("-c", code, TORCH_INFINI_VLLM="1")
     assert done.returncode == 0, done.stderr
