@@ -142,8 +142,8 @@ BAD = [
     ("no-page: 1", "no-page must be true or false, got '1'"),
     ("no-page: 'true'", "no-page must be true or false, got 'true'"),
     ("log-level: loud", "log-level must be critical or error or warning or info or debug or trace, got 'loud'"),
-    ("speculative-config: 7", "speculative-config must be a text, in quotes, got '7'"),
-    ("speculative-config: [a]", "speculative-config must be a text, got a list"),
+    ("speculative-config: 7", f"speculative-config must be {MAPPING}, got '7'"),
+    ("speculative-config: [a]", f"speculative-config must be {MAPPING}, got a list"),
     (
         "speculative-config: {a: [1]}",
         f"speculative-config must be {MAPPING}, got a mapping",

@@ -148,8 +148,8 @@ def warn_if_public(path: str) -> None:
 
 def value_of(action: argparse.Action, node: yaml.Node) -> Any:
     """Return an option's value; ValueError with the rule if it is another."""
-    if action.metavar == JSON and node.id == "mapping":
-        return json_of(node)
+    if action.metavar == JSON:
+        return json_of(node) if node.id == "mapping" else scalar_of(action, node, MAPPING)
     is_list = action.nargs == "+" or isinstance(action, argparse._AppendAction)
     if node.id == "sequence" and is_list:
         return [scalar_of(action, one, "a list of texts") for one in node.value] or fail("a list of at least one text")

@@ -24,6 +24,8 @@ from ..._core.library import cpu_capability
 from .activation import Activation
 
 NAME = "INFINI"
+# What to do about a step that no layer announces when backends are chosen.
+INSTEAD = "; vLLM's own serves this: --attention-backend CPU_ATTN, or TORCH_INFINI_VLLM=ops,linear"
 # What a layer may ask for besides, by the names of vLLM's AttentionSelectorConfig.
 ASKED = (
     "use_mla",
@@ -72,12 +74,12 @@ class InfiniAttention(CPUAttentionBackendImpl):  # type: ignore[misc]  # vLLM is
     ) -> Tensor:
         """Write key and value [tokens, Hkv, D] into the cache, and the attention of query [tokens, H, D] to output."""
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("torch_infini: attention in vLLM has no quantized results")
+            raise NotImplementedError(f"torch_infini: attention must not quantize its result{INSTEAD}")
         if attn_metadata is None:  # vLLM measures memory
             return output
         tokens, lengths = attn_metadata.num_actual_tokens, attn_metadata.seq_lens
         if not attn_metadata.causal or attn_metadata.dynamic_causal is not None:
-            raise NotImplementedError("torch_infini: attention in vLLM must be causal; unset TORCH_INFINI_VLLM")
+            raise NotImplementedError(f"torch_infini: attention must be causal{INSTEAD}")
         if self.sinks is not None and self.sinks.dtype != query.dtype:
             self.sinks = self.sinks.to(query.dtype)
         views, q, out = self.views_of(kv_cache), query, output.view(-1, self.num_heads, self.head_size)
