@@ -15,6 +15,7 @@ from support.tiny_llama import ALL_CALLS, CallCounter, calls, greedy, logits, ti
 from torch_infini import patch_model
 from torch_infini.patch.layers import quantized_linear
 from torch_infini.testing import cuda_device
+from torch_infini.testing.causal_types import VOCABULARY, build
 from torch_infini.weights import quantize
 
 pytest.importorskip("transformers")
@@ -87,6 +88,19 @@ def test_integer_weights(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
             plain.get_submodule(name).weight.data = torch.Tensor(module.weight.detach())
     torch.testing.assert_close(logits(model, ids), logits(plain, ids), rtol=2e-4, atol=2e-4)
     assert torch.equal(greedy(model, ids), greedy(plain, ids))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "lfm2", "falcon_h1", "mamba2", "mamba"])
+def test_models_with_states(kind: str) -> None:
+    """The gated delta rule, short convolutions, state spaces of both kinds: prompts, and steps from their states."""
+    original, model = (build(kind).to(DEVICE) for _ in range(2))
+    report = patch_model(model)
+    assert not report.left or report.in_parts
+    ids = torch.randint(5, VOCABULARY, (2, 21), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    with CallCounter() as counter:
+        torch.testing.assert_close(logits(model, ids), logits(original, ids), rtol=2e-4, atol=2e-4)
+        assert torch.equal(greedy(model, ids), greedy(original, ids))
+    assert sum(counter.counts[op] for op in ("causal_conv1d", "gated_delta_rule", "ssd", "selective_scan")) > 0
 
 
 @pytest.mark.full

@@ -47,7 +47,7 @@ def causal_conv1d(
     Raises:
         RuntimeError: For an unsupported rank, shape, dtype or stride, shared memory, offsets that do not rise from 0 to
             the number of tokens, or slots that the state does not have or that are equal.
-        NotImplementedError: For tensors that are not on the CPU.
+            On CUDA, where the kernel reads offsets and slots, tokens beyond x and sequences of wrong slots stay out.
 
     Equivalent to:
         >>> width = weight.shape[1]  # one batch, no state
@@ -65,5 +65,4 @@ SPEC = OpSpec(
     schema="(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor(b!)? state=None, "
     "Tensor? offsets=None, Tensor? slots=None, bool silu=False) -> ()",
     fake=nothing,
-    devices=("cpu",),
 )

@@ -53,7 +53,8 @@ def gated_delta_rule(
     Raises:
         RuntimeError: For an unsupported rank, shape, dtype or stride, shared memory, offsets that do not rise from 0 to
             the number of tokens, slots that the state does not have or that are equal, or a scale that is not finite.
-        NotImplementedError: For tensors that are not on the CPU.
+            On CUDA, where the kernel reads offsets and slots, tokens beyond x and sequences of wrong slots stay out.
+        NotImplementedError: On CUDA, for more than 512 columns of q.
 
     Equivalent to:
         >>> groups = v.shape[-2] // q.shape[-2]  # one batch, no state
@@ -77,5 +78,4 @@ SPEC = OpSpec(
     schema="(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(b!)? state=None, "
     "Tensor? offsets=None, Tensor? slots=None, float? scale=None, bool l2norm=False) -> ()",
     fake=nothing,
-    devices=("cpu",),
 )

@@ -56,7 +56,8 @@ def selective_scan(
     Raises:
         RuntimeError: For an unsupported rank, shape, dtype or stride, shared memory, offsets that do not rise from 0 to
             the number of tokens, or slots that the state does not have or that are equal.
-        NotImplementedError: For tensors that are not on the CPU.
+            On CUDA, where the kernel reads offsets and slots, tokens beyond x and sequences of wrong slots stay out.
+        NotImplementedError: On CUDA, for more than 256 columns of a.
 
     Equivalent to:
         >>> S = torch.zeros(x.shape[0], *a.shape)  # one batch, no state
@@ -77,5 +78,4 @@ SPEC = OpSpec(
     schema="(Tensor(a!) out, Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor? d=None, Tensor? dt_bias=None, "
     "Tensor? z=None, Tensor(b!)? state=None, Tensor? offsets=None, Tensor? slots=None, bool dt_softplus=False) -> ()",
     fake=nothing,
-    devices=("cpu",),
 )

@@ -60,7 +60,8 @@ def ssd(
     Raises:
         RuntimeError: For an unsupported rank, shape, dtype or stride, shared memory, offsets that do not rise from 0 to
             the number of tokens, slots that the state does not have or that are equal, or limits in the wrong order.
-        NotImplementedError: For tensors that are not on the CPU.
+            On CUDA, where the kernel reads offsets and slots, tokens beyond x and sequences of wrong slots stay out.
+        NotImplementedError: On CUDA, for more than 512 columns of b.
 
     Equivalent to:
         >>> heads = x.shape[-2] // b.shape[-2]  # one batch, no state
@@ -85,5 +86,4 @@ SPEC = OpSpec(
     "Tensor(b!)? state=None, Tensor? offsets=None, Tensor? slots=None, bool dt_softplus=False, float? dt_min=None, "
     "float? dt_max=None) -> ()",
     fake=nothing,
-    devices=("cpu",),
 )

@@ -109,6 +109,7 @@ MORE: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "laguna": {"num_attention_heads_per_layer": [4] * LAYERS},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2), "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "musicgen_decoder": {"num_codebooks": 1},

@@ -30,6 +30,27 @@ template <typename Join, int kLanes = kWarp, typename C> __device__ __forceinlin
     return value;
 }
 
+// The sums of kCount values, a power of two, over the lanes of a warp: lane i gets that of values[i % kCount]. In each
+// step half of the values change lanes, so all sums together take little more than one. Changes `values`.
+template <int kCount, typename C> __device__ __forceinline__ C column_sums(C (&values)[kCount]) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+#pragma unroll
+    for (int half = kCount / 2; half > 0; half /= 2) {
+        const bool upper = (lane & half) != 0;
+#pragma unroll
+        for (int i = 0; i < half; ++i) {
+            const C kept = upper ? values[half + i] : values[i], given = upper ? values[i] : values[half + i];
+            values[i] = kept + __shfl_xor_sync(kAllLanes, given, half);
+        }
+    }
+    C sum = values[0];
+#pragma unroll
+    for (int distance = kCount; distance < kWarp; distance *= 2) {
+        sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    }
+    return sum;
+}
+
 // Reduces over the blockDim.x threads (a multiple of 32) with the same threadIdx.y. `shared`: one value per warp of the
 // block, which no thread may still be reading. All threads of the block must call it.
 template <typename Join, typename C> __device__ __forceinline__ C row_reduce(C value, C *shared) {

@@ -111,4 +111,16 @@ template <typename Body> void with_float_type(infiniDtype_t dtype, const Body &b
     }
 }
 
+// As with_float_type, for ops that compute in float and take no double.
+template <typename Body> void with_float32_or_half(infiniDtype_t dtype, const Body &body) {
+    switch (dtype) {
+    case INFINI_DTYPE_BF16:
+        return body(bf16{});
+    case INFINI_DTYPE_F16:
+        return body(f16{});
+    default:
+        return body(float{});
+    }
+}
+
 } // namespace infini::cuda

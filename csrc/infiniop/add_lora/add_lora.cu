@@ -60,7 +60,7 @@ template <typename T> void launch(const ExecutionContext &context, const Args &a
 }
 
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
-    cuda::with_float_type(args.x.dtype, [&](auto x) { launch<decltype(x)>(context, args); });
+    cuda::with_float32_or_half(args.x.dtype, [&](auto x) { launch<decltype(x)>(context, args); });
 }
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};

@@ -26,7 +26,7 @@ void causal_conv1d(const ExecutionContext &context, Tensor out, const Tensor &x,
 
 } // namespace
 
-INFINI_TORCH_LIBRARY_CPU(m) {
+INFINI_TORCH_LIBRARY(m) {
     m.impl("causal_conv1d", INFINI_BOX(causal_conv1d));
 }
 

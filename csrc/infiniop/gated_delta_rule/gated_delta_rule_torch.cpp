@@ -33,7 +33,7 @@ void gated_delta_rule(const ExecutionContext &context, Tensor out, const Tensor 
 
 } // namespace
 
-INFINI_TORCH_LIBRARY_CPU(m) {
+INFINI_TORCH_LIBRARY(m) {
     m.impl("gated_delta_rule", INFINI_BOX(gated_delta_rule));
 }
 

@@ -33,7 +33,7 @@ void selective_scan(const ExecutionContext &context, Tensor out, const Tensor &x
 
 } // namespace
 
-INFINI_TORCH_LIBRARY_CPU(m) {
+INFINI_TORCH_LIBRARY(m) {
     m.impl("selective_scan", INFINI_BOX(selective_scan));
 }
 

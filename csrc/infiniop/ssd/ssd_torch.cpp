@@ -33,7 +33,7 @@ void ssd(const ExecutionContext &context, Tensor out, const Tensor &x, const Ten
 
 } // namespace
 
-INFINI_TORCH_LIBRARY_CPU(m) {
+INFINI_TORCH_LIBRARY(m) {
     m.impl("ssd", INFINI_BOX(ssd));
 }
 

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..._core.devices import on_cpu
 from ..checks.conditions import dense_last, needs_fallback, unsupported_weights
 from ..checks.probe import HALF, LENGTHS, WIDTH, call_with, frozen, linear, norm_probe, probe_module, random, tokens
 from ..own_forward import CACHE, cache_name, with_older_names
@@ -189,8 +188,6 @@ class RecurrentLayer(Patched):
             raise Unsupported(f"the activation of its convolution is {activation}, not silu")
         if reason := unsupported_weights(module, *module._modules):
             raise Unsupported(reason)
-        if not all(map(on_cpu, module.parameters())):
-            raise Unsupported("its ops run on the CPU alone")
         return [None]
 
     @classmethod
