@@ -32,7 +32,7 @@ def elements(sample: Sample) -> int:
 def chosen_sample(spec: OpInfo) -> tuple[torch.dtype, Sample]:
     """The op's largest sample of at most MOST_ELEMENTS, else its smallest that is not empty."""
     dtype = torch.bfloat16 if torch.bfloat16 in spec.dtypes else spec.dtypes[0]
-    samples = sorted(spec.samples(dtype), key=elements)
+    samples = sorted(spec.samples_on_cuda(dtype), key=elements)
     fitting = [sample for sample in samples if elements(sample) <= MOST_ELEMENTS]
     return dtype, fitting[-1] if fitting else samples[0]
 

@@ -32,7 +32,7 @@ def on_cuda(sample: Sample) -> Sample:
 
 def other_samples(spec: OpInfo, dtype: torch.dtype, seed: int) -> list[Sample]:
     torch.manual_seed(seed)
-    return [on_cuda(sample) for sample in spec.samples(dtype)]
+    return [on_cuda(sample) for sample in spec.samples_on_cuda(dtype)]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

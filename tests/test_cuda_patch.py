@@ -103,6 +103,18 @@ def test_models_with_states(kind: str) -> None:
     assert sum(counter.counts[op] for op in ("causal_conv1d", "gated_delta_rule", "ssd", "selective_scan")) > 0
 
 
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss", "llama4_text", "nemotron_h"])
+def test_experts(kind: str) -> None:
+    """Rows, interleaved columns with biases, weights on the input, and squared ReLU without gate."""
+    original, model = (build(kind).to(DEVICE) for _ in range(2))
+    assert not patch_model(model).left
+    ids = torch.randint(5, VOCABULARY, (2, 21), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    with CallCounter() as counter:
+        torch.testing.assert_close(logits(model, ids), logits(original, ids), rtol=2e-4, atol=2e-4)
+        assert torch.equal(greedy(model, ids), greedy(original, ids))
+    assert counter.counts["fused_experts"] > 0
+
+
 @pytest.mark.full
 def test_compiled(no_graphs_left: None) -> None:
     model, ids = model_on_cuda(), ids_on_cuda()

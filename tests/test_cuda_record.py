@@ -50,7 +50,7 @@ def samples(spec: OpInfo, seed: int) -> list[Sample]:
     move = lambda v: v.clone().cuda() if isinstance(v, Tensor) else v  # noqa: E731
     return [
         Sample(sample.name, tuple(map(move, sample.args)), {k: move(v) for k, v in sample.kwargs.items()})
-        for sample in spec.samples(spec.dtypes[0])
+        for sample in spec.samples_on_cuda(spec.dtypes[0])
     ]
 
 

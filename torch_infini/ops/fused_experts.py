@@ -75,8 +75,9 @@ def fused_experts(
         [tokens, hidden] in the dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For an unsupported rank, shape, dtype or stride, or an index that is no expert.
-        NotImplementedError: For tensors that are not on the CPU.
+        RuntimeError: For an unsupported rank, shape, dtype or stride, or an index that is no expert; on CUDA, where the
+            kernel reads the index, such a token's result is NaN.
+        NotImplementedError: On CUDA, for quantized weights or more than 4096 experts.
         ValueError: For an unknown activation or name of a kind.
 
     Equivalent to:
@@ -149,5 +150,4 @@ SPEC = OpSpec(
     "bool interleaved=False, float alpha=1.702, float limit=7.0, int gate_up_kind=-1, int down_kind=-1, "
     "bool weights_on_input=False) -> Tensor",
     fake=fake,
-    devices=("cpu",),
 )

@@ -28,6 +28,7 @@ class Sample:
 
     contiguous: the arguments that must be contiguous in this call, besides those of OpSpec.contiguous.
     as_laid_out: the arguments that keep their strides in tests of layouts, because the order of sums depends on them.
+    cpu_only: no other device has a kernel for such arguments.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Sample:
     kwargs: dict[str, Any] = field(default_factory=dict)
     contiguous: Sequence[str] = ()
     as_laid_out: Sequence[str] = ()
+    cpu_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,3 +103,7 @@ class OpInfo(OpSpec):
     compare: Callable[[Any, Sample], None] | None = None
     same_bits_on_cuda: bool | Callable[..., bool] = True
     cuda_slack: Callable[..., torch.Tensor] | None = None
+
+    def samples_on_cuda(self, dtype: torch.dtype) -> list[Sample]:
+        """Return the samples that CUDA has a kernel for."""
+        return [sample for sample in self.samples(dtype) if not sample.cpu_only]

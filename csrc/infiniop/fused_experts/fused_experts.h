@@ -55,6 +55,7 @@ struct Args {
     bool interleaved = false; // gate is the even rows of gate_up, up the odd ones
     double alpha = 1, limit = 0;
     bool weights_on_input = false; // weights multiply x, not the results
+    void *workspace = nullptr;     // kernels.workspace_bytes bytes
 };
 
 // Check the arguments: the inputs, which determine the shape of y; then y too.

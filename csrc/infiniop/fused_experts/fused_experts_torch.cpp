@@ -63,6 +63,15 @@ Args inputs(const ExecutionContext &context, const Tensor &x, const Tensor &gate
     return args;
 }
 
+void run_with_workspace(const ExecutionContext &context, Args &args) {
+    Tensor workspace;
+    if (const size_t bytes = kernels.workspace_bytes(context, args); bytes > 0) {
+        workspace = empty(context, {static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+        args.workspace = workspace.data_ptr();
+    }
+    run(context, args);
+}
+
 Tensor fused_experts(const ExecutionContext &context, const Tensor &x, const Tensor &gate_up, const Tensor &down,
                      const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
                      const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias,
@@ -72,7 +81,7 @@ Tensor fused_experts(const ExecutionContext &context, const Tensor &x, const Ten
                        down_bias, interleaved, alpha, limit, gate_up_kind, down_kind, weights_on_input);
     Tensor y = empty_like(context, args.x);
     args.y = view(context, kRule, "out", y);
-    run(context, args);
+    run_with_workspace(context, args);
     return y;
 }
 
@@ -85,13 +94,13 @@ Tensor fused_experts_out(const ExecutionContext &context, const Tensor &x, const
                        down_bias, interleaved, alpha, limit, gate_up_kind, down_kind, weights_on_input);
     args.y = view(context, kRule, "out", out);
     check_output(args);
-    run(context, args);
+    run_with_workspace(context, args);
     return out;
 }
 
 } // namespace
 
-INFINI_TORCH_LIBRARY_CPU(m) {
+INFINI_TORCH_LIBRARY(m) {
     m.impl("fused_experts", INFINI_BOX(fused_experts));
     m.impl("fused_experts.out", INFINI_BOX(fused_experts_out));
 }

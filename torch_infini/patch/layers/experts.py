@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from ..._core.devices import on_cpu
 from ...ops.fused_experts import ACTIVATIONS
 from ..checks.conditions import dense_last, needs_fallback, unhooked, unsupported_weights
 from ..checks.probe import HALF, LENGTHS, PROBE_SEED, SIZES, WIDTH, frozen, probe_module, random, tokens, with_nan
@@ -92,8 +91,6 @@ class Experts(Patched):
         plans = plans_of(module)
         if reason := unsupported_weights(module):
             raise Unsupported(reason)
-        if not all(map(on_cpu, module.parameters())):
-            raise Unsupported("the op for experts runs on the CPU alone")
         return plans
 
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..._core.devices import on_cpu
 from ...weights import FORMATS, BlockFormat, Format, Integers, best, experts_out_of_panels
 from ..checks.conditions import dense_last
 from ..swap import PLAN, Unsupported, restore, swap
@@ -63,6 +64,8 @@ class QuantizedExperts(Quantized, Experts):
         if not isinstance(module, Experts):
             raise Unsupported("its experts are not computed by fused_experts")
         weights = [module.get_parameter(name) for name in weights_of(module)]
+        if not all(map(on_cpu, weights)):
+            raise Unsupported("quantized experts run on the CPU alone")
         kind = best(format, weights[0].device)
         if not kind.serves_experts:
             able = ", ".join(sorted(one.name for one in FORMATS.values() if one.serves_experts))

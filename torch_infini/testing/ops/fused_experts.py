@@ -221,7 +221,9 @@ def in_blocks(dtype: torch.dtype, kinds: tuple[str, str], *sizes: int) -> Sample
     named = biases(dtype, experts, inner, hidden) | {"limit": 1.0}
     named |= {"gate_up_kind": first.number, "down_kind": second.number}
     args = (x, gate_up.clone(), down.clone(), index, weights, ACTIVATIONS["swiglu_oai"])
-    return Sample(f"{kinds[0]} and {kinds[1]}, {sizes[0]} tokens", args, named, contiguous=("gate_up", "down"))
+    return Sample(
+        f"{kinds[0]} and {kinds[1]}, {sizes[0]} tokens", args, named, contiguous=("gate_up", "down"), cpu_only=True
+    )
 
 
 def experts_in_panels(weight: Tensor, kind: int) -> Tensor:
@@ -241,7 +243,7 @@ def in_block_panels(dtype: torch.dtype, kinds: tuple[str, str], *sizes: int, row
     _, hidden, inner, _, k = sizes
     shape = f"{hidden} columns, {inner} inside, {k} chosen"
     name = f"panels of {sample.name}, {shape}{''.join(f', {one} in rows' for one in rows)}"
-    return Sample(name, (x, gate_up, down, *rest), sample.kwargs, contiguous=("gate_up", "down"))
+    return Sample(name, (x, gate_up, down, *rest), sample.kwargs, contiguous=("gate_up", "down"), cpu_only=True)
 
 
 def of_columns(dtype: torch.dtype, tokens: int, hidden: int, inner: int, experts: int, k: int) -> tuple[Tensor, ...]:
@@ -316,7 +318,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
 
     def quantized_in_panels(name: str, gate_up: Panels, down: Panels, *sizes: int, activation: int = 0) -> Sample:
         args = quantized(gate_up, down, dtype, *sizes, activation=activation)
-        return Sample(name, args, contiguous=("gate_up", "down"))
+        return Sample(name, args, contiguous=("gate_up", "down"), cpu_only=True)
 
     for name, panels in (("group8", GROUP8), ("table4", TABLE4)):
         for tokens in (1, 3, 40):
@@ -332,10 +334,12 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     for name, panels in (("group8", GROUP8), ("table4", TABLE4)):
         args = quantized(panels, panels, dtype, 5, 96, 41, 4, 2, activation=ACTIVATIONS["swiglu_oai"])
         named = biases(dtype, 4, 41, 96) | {"interleaved": True, "limit": 1.0}
-        yield Sample(f"{name}, as in gpt-oss", args, named, contiguous=("gate_up", "down"))
+        yield Sample(f"{name}, as in gpt-oss", args, named, contiguous=("gate_up", "down"), cpu_only=True)
     args = quantized(GROUP8, GROUP8, dtype, 5, 96, 48, 4, 2)
     down = inputs(dtype, 5, 96, 48, 4, 2)[2]
-    yield Sample("gate and up in 8 bits, down dense", (*args[:2], down, *args[3:7]), contiguous=("gate_up",))
+    yield Sample(
+        "gate and up in 8 bits, down dense", (*args[:2], down, *args[3:7]), contiguous=("gate_up",), cpu_only=True
+    )
 
 
 def errors() -> Iterator[ErrorCase]:
