@@ -58,6 +58,7 @@ def test_values_and_layouts(name: str, tmp_path: Path) -> None:
             assert (weight.format, weight.group) == (case.layout, case.group if case.layout == "int4" else 0)
             for_cuda = checkpoint.weight(layer, torch.float32, device="cuda")
             assert for_cuda.group == case.group and (for_cuda.format == "int4") == (case.group > 0)
+            assert for_cuda.format == (weight.format if case.group == 0 else "int4")
             assert torch.equal(for_cuda.dense(), values) or for_cuda.format == "dense"
             if weight.format == "dense":
                 assert torch.equal(weight.weight, module.weight)
@@ -179,7 +180,7 @@ def test_gguf_values(kind: str, tmp_path: Path) -> None:
             assert torch.equal(checkpoint.weight(layer, torch.float32).dense().float(), module.weight)
             assert checkpoint.weight(layer, torch.float32).format == block_layout(kind)
             for_cuda = checkpoint.weight(layer, torch.float32, device="cuda")
-            assert (for_cuda.format, for_cuda.group) == (("int4", 32) if kind in INT4_KINDS else ("dense", 0))
+            assert (for_cuda.format, for_cuda.group) == (("int4", 32) if kind in INT4_KINDS else (kind.lower(), 0))
         assert checkpoint.tensors["model.norm.weight"].shape == (256,)
 
 

@@ -85,9 +85,9 @@ class Blocks(StoredFormat):
         return KINDS[self.kind].values(self._blocks(tensors, rows)).flatten(1)
 
     def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
-        if target.takes_blocks:
-            return LinearWeight(self.kind.lower(), self._blocks(tensors, slice(None)))
         groups = _INT4.get(self.kind)
+        if target.takes_blocks if groups is None else target.prefers_blocks:
+            return LinearWeight(self.kind.lower(), self._blocks(tensors, slice(None)))
         if groups is None:
             return dense_weight(self, tensors, n, k, target.dtype)
         packed, scales = torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 32)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._core import library
+from .._core.devices import backing_type
 from ..ops._blocks.int4 import int4_blocks
 from ..weights import BLOCKS, FORMATS, Integers
 
@@ -123,19 +124,22 @@ class Target(NamedTuple):
 
     Attributes:
         dtype: The dtype of activations, and of dense weights.
-        takes_blocks: Whether linear_blocks multiplies there, as fast as linear_int4 or dense weights.
+        takes_blocks: Whether linear_blocks multiplies there.
+        prefers_blocks: Whether it is as fast as linear_int4, so that blocks which could be int4 stay as they are.
     """
 
     dtype: torch.dtype
     takes_blocks: bool
+    prefers_blocks: bool = False
 
     @classmethod
     def of(cls, dtype: torch.dtype, device: torch.device, activations: str | None) -> Target:
         """Return the target of a device; activations: "int8" if x is quantized, for which blocks have no product."""
         # In tiles (AMX) each product would decode the whole weight to bfloat16 first, also for one row.
         in_tiles = dtype == torch.bfloat16 and library.capability == "avx512_amx"
-        served = all(FORMATS[kind].serves_on(device) for kind in BLOCKS)
-        return cls(dtype, served and not in_tiles and activations != "int8")
+        served = all(FORMATS[kind].serves_on(device) for kind in BLOCKS if FORMATS[kind].panel == 1)
+        takes = served and not in_tiles and activations != "int8"
+        return cls(dtype, takes, takes and backing_type(device) == "cpu")
 
 
 class Dim(NamedTuple):
@@ -322,7 +326,7 @@ def int4_weight(
         return values if repeat == 1 else values.repeat_interleave(repeat, 1)
 
     halves = scales.half()
-    if target.takes_blocks and torch.equal(halves.float(), scales.float()):  # blocks have scales in float16
+    if target.prefers_blocks and torch.equal(halves.float(), scales.float()):  # blocks have scales in float16
         z = torch.full_like(halves, 8) if zero_points is None else zero_points.half()
         n, group = len(packed), int4_group(size)
         blocks = torch.empty(n, 2 * packed.shape[1] // group, 4 + group // 2, dtype=torch.uint8)

@@ -386,7 +386,7 @@ class Llama(nn.Module):
         """Take the embedding in the blocks of a GGUF file, which a tied head multiplies by, unless it must be dense."""
         layer = checkpoint.layers.get(_TABLE)
         target = checkpoints.Target.of(self.dtype, self.device, checkpoint.activations)
-        if layer is None or not checkpoint.path.is_file() or self.tp_group is not None or not target.takes_blocks:
+        if layer is None or not checkpoint.path.is_file() or self.tp_group is not None or not target.prefers_blocks:
             return
         memory, format, panels = None, "", False
         for first in range(0, layer.n, _TABLE_ROWS):  # whose pages of the file are dropped before the next are read

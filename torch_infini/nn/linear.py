@@ -16,7 +16,7 @@ from .._core.devices import backing_type
 from .._core.memory import allocate
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
-from ..weights import BLOCKS, FORMATS, BlockFormat, Integers, best, names, out_of_panels
+from ..weights import BLOCKS, FORMATS, BlockFormat, Integers, best, names, out_of_panels, served_on
 
 # Instruction sets that multiply bfloat16 in pairs, for which packing is faster. Tile registers use unpacked weights: on
 # a CPU with tiles, packed panels were read 11 % slower (Xeon, Sapphire Rapids).
@@ -203,10 +203,13 @@ class Linear(nn.Module):
             stays = there.dtype == torch.bfloat16 and backing_type(there.device) == "cpu"
         else:
             is_block, empty = self.format in BLOCKS, self.weight.data[:0]
-            stays = not is_block or FORMATS[self.format].serves_on(fn(empty).device)
-            if stays and is_block and fn(empty.new_empty(0, dtype=self.dtype)).dtype != self.dtype:
-                self.format, rows = out_of_panels(self.format, self.integers)
-                self.weight = nn.Parameter(rows.weight, requires_grad=False)
+            blocks = served_on(fn(empty).device, self.format, self.integers) if is_block else None
+            stays = not is_block or blocks is not None
+            if blocks is not None:
+                if fn(empty.new_empty(0, dtype=self.dtype)).dtype != self.dtype:
+                    blocks = out_of_panels(*blocks)
+                if blocks[0] != self.format:
+                    self.format, self.weight = blocks[0], nn.Parameter(blocks[1].weight, requires_grad=False)
         if not stays:
             self.weight = nn.Parameter(self.dense(), requires_grad=False)
             self.format = "dense"
@@ -293,8 +296,12 @@ class Embedding(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Embedding:
         """Implement to(), cuda() and the like; blocks become dense on devices that have no kernels for them."""
-        if self.format != "dense" and not FORMATS[self.format].serves_on(fn(self.weight.data[:0]).device):
-            self.weight, self.format = nn.Parameter(self.dense(), requires_grad=False), "dense"
+        if self.format != "dense":
+            blocks = served_on(fn(self.weight.data[:0]).device, self.format, Integers(self.weight))
+            if blocks is None:
+                self.weight, self.format = nn.Parameter(self.dense(), requires_grad=False), "dense"
+            elif blocks[0] != self.format:
+                self.format, self.weight = blocks[0], nn.Parameter(blocks[1].weight, requires_grad=False)
         self.dtype = fn(self.weight.data.new_empty(0, dtype=self.dtype)).dtype  # that of rows of blocks
         nn.Module._apply(self, fn, recurse)
         return self

@@ -33,9 +33,10 @@ def embedding_blocks(
         [m, k], contiguous, of dtype.
 
     Raises:
-        RuntimeError: For an id outside the table (the message names the first one), or an unsupported rank, shape,
-            dtype or stride.
+        RuntimeError: For an id outside the table (the message names the first one; on CUDA its row is NaN), or an
+            unsupported rank, shape, dtype or stride.
         ValueError: For an unknown name of a kind.
+        NotImplementedError: On CUDA, for a kind that has no kernel there, or a weight in panels.
 
     Equivalent to:
         >>> from torch_infini.ops._blocks import KINDS
@@ -62,5 +63,4 @@ SPEC = OpSpec(
     schema="(Tensor ids, Tensor weight, int kind, ScalarType dtype) -> Tensor",
     fake=fake,
     contiguous=("weight",),
-    devices=("cpu",),
 )

@@ -47,6 +47,7 @@ def linear_blocks(
     Raises:
         RuntimeError: For an unsupported rank, shape, dtype or stride.
         ValueError: For an unknown name of a kind.
+        NotImplementedError: On CUDA, for a kind that has no kernel there.
 
     Equivalent to:
         >>> from torch_infini.ops._blocks import KINDS
@@ -72,5 +73,4 @@ SPEC = OpSpec(
     schema="(Tensor x, Tensor weight, int kind, Tensor? bias=None) -> Tensor",
     fake=fake,
     contiguous=("weight",),
-    devices=("cpu",),
 )

@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from .blocks import BlockFormat, experts_in_panels, experts_out_of_panels, in_panels, out_of_panels, panels_of
+from .blocks import (
+    BlockFormat,
+    experts_in_panels,
+    experts_out_of_panels,
+    in_panels,
+    out_of_panels,
+    panels_of,
+    served_on,
+)
 from .format import Format, Integers, TensorSpec
 from .quantize import (
     dequantize_int4,
@@ -94,5 +102,6 @@ __all__ = [
     "quantizes_x",
     "respelled",
     "served",
+    "served_on",
     "unpack_int4",
 ]

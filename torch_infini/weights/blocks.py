@@ -1,7 +1,7 @@
 """Weights in the blocks of checkpoints (GGUF's, FP8, NF4), each with its own scales: a format for every kind of block.
 
 They are read from checkpoints as they lie, never quantized here. The op is infini::linear_blocks, or for blocks that
-`in_panels` has laid out infini::linear_block_panels; both are on the CPU alone.
+`in_panels` has laid out infini::linear_block_panels, which is on the CPU alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BlockFormat(Format):
         self.name, self.kind = kind.name, kind
 
     def serves_on(self, device: torch.device) -> bool:
-        return backing_type(device) == "cpu" and not library.emulates_cuda()
+        return backing_type(device) in ("cpu", "cuda")
 
     def quantizes_on(self, device: torch.device) -> bool:
         return False
@@ -73,6 +73,9 @@ class BlockPanelFormat(BlockFormat):
     def __init__(self, kind: BlockKind) -> None:
         super().__init__(kind)
         self.name = f"{kind.name}_panels"
+
+    def serves_on(self, device: torch.device) -> bool:
+        return backing_type(device) == "cpu" and not library.emulates_cuda()
 
     def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
         shape = packed_shape(self.kind.number, n, k)
@@ -132,10 +135,18 @@ def in_panels(name: str, integers: Integers, dtype: torch.dtype) -> tuple[str, I
 
 def out_of_panels(name: str, integers: Integers) -> tuple[str, Integers]:
     """Return (format, weight) with the rows of a weight that `in_panels` has laid out, a copy; others as they are."""
-    format = next((one for one in FORMATS if one.name == name), None)
+    format = _BY_NAME.get(name)
     if not isinstance(format, BlockPanelFormat):
         return name, integers
     return format.kind.name, Integers(format.in_rows(integers, 0, PANEL * len(integers.weight)))
+
+
+def served_on(device: torch.device, name: str, integers: Integers) -> tuple[str, Integers] | None:
+    """Return (format, weight) of blocks as a device has kernels for them: as they are, or in rows; None for neither."""
+    format = _BY_NAME[name]
+    if format.serves_on(device):
+        return name, integers
+    return out_of_panels(name, integers) if _BY_NAME[format.kind.name].serves_on(device) else None
 
 
 def experts_in_panels(name: str, blocks: Tensor, dtype: torch.dtype) -> tuple[str, Tensor]:
@@ -158,3 +169,4 @@ FORMATS = (
     *(BlockFormat(kind) for kind in KINDS.values()),
     *(BlockPanelFormat(KINDS[name]) for name in NUMBERS.values()),
 )
+_BY_NAME = {one.name: one for one in FORMATS}

@@ -66,7 +66,7 @@ Tensor embedding_blocks_out(const ExecutionContext &context, const Tensor &ids, 
 
 } // namespace
 
-INFINI_TORCH_LIBRARY_CPU(m) {
+INFINI_TORCH_LIBRARY(m) {
     m.impl("embedding_blocks", INFINI_BOX(embedding_blocks));
     m.impl("embedding_blocks.out", INFINI_BOX(embedding_blocks_out));
 }

@@ -2,7 +2,7 @@
 #include "linear_blocks.h"
 
 #include "check.h"
-#include "linear/linear.h"
+#include "slices.h"
 
 namespace infini::linear_blocks {
 
@@ -41,53 +41,18 @@ bool in_slices(const Args &args) {
     return cpu_tiles() != Tiles::kNone || (multiplies_bf16_in_pairs() && rows >= kPairsFrom);
 }
 
-// Rows of a decoded slice.
-int64_t slice_rows(const Args &args) {
-    const int64_t row = args.x.size(-1) * static_cast<int64_t>(size_of(args.x.dtype));
-    const int64_t rows = kSliceBytes / row / 64 * 64, n = args.weight.size(0);
-    return rows < 64 ? (n < 64 ? n : 64) : rows < n ? rows : n;
-}
-
-size_t slice_bytes(const Args &args) {
-    return static_cast<size_t>(slice_rows(args) * args.x.size(-1)) * size_of(args.x.dtype);
-}
-
-// y, by dense products with slices of the weight that are decoded to the workspace in the dtype of x.
-void run_in_slices(const ExecutionContext &context, const Args &args) {
-    const int64_t n = args.weight.size(0), k = args.x.size(-1), most = slice_rows(args);
-    const auto part = [](const TensorView &view, int dim, int64_t first, int64_t count) {
-        TensorView some = view;
-        if (has(view)) {
-            some.data = view.as<char>() + first * view.strides[dim] * static_cast<int64_t>(size_of(view.dtype));
-            some.shape[dim] = count;
-        }
-        return some;
-    };
-    TensorView dense;
-    dense.data = args.workspace;
-    dense.dtype = args.x.dtype;
-    dense.ndim = 2;
-    dense.shape[1] = dense.strides[0] = k;
-    dense.strides[1] = 1;
-    for (int64_t first = 0; first < n; first += most) {
-        const int64_t rows = n - first < most ? n - first : most;
-        dense.shape[0] = rows;
-        unpack_kernel(context, {part(args.weight, 0, first, rows), dense, args.kind});
-        linear::Args product;
-        product.x = args.x;
-        product.y = part(args.y, args.y.ndim - 1, first, rows);
-        product.weight[0] = dense;
-        product.bias[0] = part(args.bias, 0, first, rows);
-        linear::run(context, product);
-    }
-}
-
 size_t cpu_workspace(const ExecutionContext &, const Args &args) {
-    return in_slices(args) ? slice_bytes(args) : 0;
+    return in_slices(args) ? slice_bytes(args, kSliceBytes) : 0;
 }
 
 void run_on_cpu(const ExecutionContext &context, const Args &args) {
-    in_slices(args) ? run_in_slices(context, args) : multiply_kernel(context, args);
+    if (!in_slices(args)) {
+        return multiply_kernel(context, args);
+    }
+    for_each_slice(args, kSliceBytes, [&](const TensorView &weight, const TensorView &dense, linear::Args &product) {
+        unpack_kernel(context, {weight, dense, args.kind});
+        linear::run(context, product);
+    });
 }
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu, cpu_workspace};

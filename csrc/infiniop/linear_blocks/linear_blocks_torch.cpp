@@ -62,7 +62,7 @@ Tensor linear_blocks_out(const ExecutionContext &context, const Tensor &x, const
 
 } // namespace
 
-INFINI_TORCH_LIBRARY_CPU(m) {
+INFINI_TORCH_LIBRARY(m) {
     m.impl("linear_blocks", INFINI_BOX(linear_blocks));
     m.impl("linear_blocks.out", INFINI_BOX(linear_blocks_out));
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...checkpoints import LinearWeight
-from ...weights import BLOCKS, FORMATS, Integers, best, in_panels, out_of_panels
+from ...weights import BLOCKS, FORMATS, Integers, best, in_panels, out_of_panels, served_on
 from ..checks.conditions import dense_last, needs_fallback, unsupported_weights
 from ..shares import LinearShard, local
 from ..swap import PLAN, Patched, Unsupported, restore, swap
@@ -125,12 +125,16 @@ class QuantizedLinear(Quantized):
         return {BUFFER_NAMES[name] for name in kinds} == {name for name in NAMES if name in self._buffers}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        format, integers = self.plan.format, integers_of(self._buffers).weight
-        if format in BLOCKS and not FORMATS[format].serves_on(fn(integers[:0]).device):
-            make_dense(self)
-            return self._apply(fn, recurse)  # nn.Linear's
-        if format in BLOCKS and fn(integers.new_empty(0, dtype=self.plan.dtype)).dtype != self.plan.dtype:
-            self.relay(out_of_panels)
+        format, integers = self.plan.format, integers_of(self._buffers)
+        if format in BLOCKS:
+            empty = integers.weight[:0]
+            there = served_on(fn(empty).device, format, integers)
+            if there is None:
+                make_dense(self)
+                return self._apply(fn, recurse)  # nn.Linear's
+            self.relay(lambda *_: there)
+            if fn(empty.new_empty(0, dtype=self.plan.dtype)).dtype != self.plan.dtype:
+                self.relay(out_of_panels)
         super()._apply(fn, recurse)
         fused: FusedLinear | None = vars(self).get(FUSED)
         if fused is not None and not fused.is_whole():

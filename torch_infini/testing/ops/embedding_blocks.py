@@ -52,7 +52,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("an odd address", (ids, apart, number, dtype))
     for name in ("q4_k", "q6_k", "q8_0", "q5_1"):
         some, rows, of, _ = inputs(dtype, 9, name, 3, 48)
-        yield Sample(f"{name} in panels", (some, in_panels(rows, of), of, dtype))
+        yield Sample(f"{name} in panels", (some, in_panels(rows, of), of, dtype), cpu_only=True)
     yield Sample("no ids", (ids[:0], weight, number, dtype))
     yield Sample("no columns", (ids, weight[:, :0], number, dtype))
     yield Sample("no rows and no ids", (ids[:0], weight[:0], number, dtype))
