@@ -266,17 +266,19 @@ def families_table() -> Iterator[str]:
     """What patch_model and the engine make of every causal type of transformers."""
     with (ROOT / "docs" / "families.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    for column in ("patched", "engine", "folder"):
+    for column in ("patched", "engine", "folder", "ranks"):
         values = [one[column] for one in rows if one[column]]
         counts = ", ".join(f"{values.count(value)} {value}" for value in sorted(set(values)))
         yield f"* {column}: {counts}"
     yield ""
-    yield "| type | patched | replaced / left | difference | engine | folder | why |"
-    yield "| --- | --- | ---: | ---: | --- | --- | --- |"
+    yield "| type | patched | replaced / left | difference | engine | folder | two ranks | why |"
+    yield "| --- | --- | ---: | ---: | --- | --- | --- | --- |"
     for one in rows:
         other = one["folder_why"] if one["folder_why"] != one["why"] else ""
-        reasons = "; ".join(filter(None, (one["reasons"], one["why"], other)))
-        yield row(*(one[name] for name in ("type", "patched", "modules", "difference", "engine", "folder")), reasons)
+        ranks = one["ranks_why"] and f"ranks: {one['ranks_why']}"
+        reasons = "; ".join(filter(None, (one["reasons"], one["why"], other, ranks)))
+        columns = ("type", "patched", "modules", "difference", "engine", "folder", "ranks")
+        yield row(*(one[name] for name in columns), reasons)
 
 
 def matrix_table() -> Iterator[str]:

@@ -26,11 +26,16 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from torch_infini import LLM, SamplingParams, patch_model
+from torch_infini.distributed import TPGroup
 from torch_infini.patch.paged import OwnCacheModel
+from torch_infini.patch.paged.serve import load_served_model
 from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
+from torch_infini.testing.rank_threads import on_ranks
 
 LIMIT = 120  # seconds for a type
 ALLOWED = 1e-4  # of the difference
+SIZES: dict[str, Any] = {"block_size": 4, "chunk_size": 8, "cache_blocks": 26}  # of the engine
+NEW = 12  # tokens of a request
 
 
 @dataclass
@@ -49,6 +54,8 @@ class Row:
         why: Why not recorded.
         folder: Of the model once saved, read by LLM(folder): as engine.
         folder_why: Why not served.
+        ranks: The same read by two ranks, threads of this process: "shared", "differs" or "refused".
+        ranks_why: Why not shared.
     """
 
     type: str
@@ -60,11 +67,16 @@ class Row:
     why: str = ""
     folder: str = ""
     folder_why: str = ""
+    ranks: str = ""
+    ranks_why: str = ""
 
 
 def tokens_of(*lengths: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(5, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+
+PROMPTS = tokens_of(3, 33, 18)
 
 
 def logits_of(model: Any, *texts: Sequence[int]) -> Tensor:
@@ -138,7 +150,24 @@ def examine(kind: str) -> Row:
     with TemporaryDirectory() as folder:
         build(kind).save_pretrained(folder)
         row.folder, row.folder_why = serve(folder, model, size)
+        if row.folder != "refused":
+            row.ranks, row.ranks_why = share(folder, model, size)
     return row
+
+
+def outputs_of(llm: LLM) -> list[list[int]]:
+    settings = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
+    return [list(output.token_ids) for output in llm.generate(PROMPTS, settings)]
+
+
+def difference_in(outputs: Sequence[Sequence[int]], model: Any, size: float) -> str:
+    """Return what is wrong with the outputs, by the model's logits, of that size; empty: nothing."""
+    for prompt, tokens in zip(PROMPTS, outputs, strict=True):
+        logits = logits_of(model, [*prompt, *tokens])[len(prompt) - 1 : -1]
+        behind = logits.amax(-1) - logits[torch.arange(len(tokens)), tokens]
+        if len(tokens) != NEW or float(behind.max()) > 1e-3 * size:
+            return f"a token is behind the likeliest by {float(behind.max()):.2g}"
+    return ""
 
 
 def serve(source: Any, model: Any, size: float) -> tuple[str, str]:
@@ -147,21 +176,32 @@ def serve(source: Any, model: Any, size: float) -> tuple[str, str]:
     Returns:
         (Row.engine, the reason).
     """
-    prompts = tokens_of(3, 33, 18)
     try:
-        llm = LLM(source, block_size=4, chunk_size=8, cache_blocks=26)
+        llm = LLM(source, **SIZES)
     except ValueError as error:
         return "refused", shortened(error)
-    outputs = llm.generate(prompts, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
-    for prompt, output in zip(prompts, outputs, strict=True):
-        logits = logits_of(model, prompt + output.token_ids)[len(prompt) - 1 : -1]
-        behind = logits.amax(-1) - logits[torch.arange(len(output.token_ids)), output.token_ids]
-        if len(output.token_ids) != 12 or float(behind.max()) > 1e-3 * size:
-            return "differs", f"a token is behind the likeliest by {float(behind.max()):.2g}"
+    if wrong := difference_in(outputs_of(llm), model, size):
+        return "differs", wrong
     served = llm.engine.model
     if isinstance(served, OwnCacheModel):
         return ("own cache" if served.has_cache else "no cache"), served.reason[:200]
     return ("recorded", "") if served.is_recordable else ("served", "decode steps run op by op")
+
+
+def share(folder: str, model: Any, size: float) -> tuple[str, str]:
+    """Serve a folder by two ranks, and compare the tokens of both with the model's logits: (Row.ranks, the reason)."""
+
+    def work(tp_group: TPGroup) -> list[list[int]]:
+        return outputs_of(LLM(load_served_model(folder, None, None, "cpu", None, False, tp_group), **SIZES))
+
+    for result in on_ranks(2, work):
+        if isinstance(result, ValueError):
+            return "refused", shortened(result)
+        if isinstance(result, Exception):
+            raise result
+        if wrong := difference_in(result, model, size):
+            return "differs", wrong
+    return "shared", ""
 
 
 def shortened(error: BaseException) -> str:
@@ -218,10 +258,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow([one.name for one in fields(Row)])
             writer.writerows(map(astuple, rows))
-    for column in ("patched", "engine", "folder"):
+    for column in ("patched", "engine", "folder", "ranks"):
         values = [getattr(row, column) for row in rows if getattr(row, column)]
         print(f"{column}: " + ", ".join(f"{values.count(value)} {value}" for value in dict.fromkeys(values)))
-    return int(any("differs" in (row.engine, row.folder) or row.patched == "failed" for row in rows))
+    return int(any("differs" in (row.engine, row.folder, row.ranks) or row.patched == "failed" for row in rows))
 
 
 if __name__ == "__main__":

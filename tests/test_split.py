@@ -20,7 +20,6 @@ import transformers
 from support.adapters import adapt
 from support.checkpoint_writers import BY_LIBRARY, CASES, SIZES, write_folder
 from support.gguf_architectures import write
-from support.rank_threads import on_ranks
 from test_checkpoint_experts import written
 from torch_infini import LLM, LoRARequest, SamplingParams
 from torch_infini.distributed import TPGroup
@@ -37,6 +36,7 @@ from torch_infini.patch.ranks.split import split
 from torch_infini.testing import causal_types as causal_types_module
 from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
 from torch_infini.testing.new_model import draw_weights
+from torch_infini.testing.rank_threads import on_ranks
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from support.rank_threads import on_ranks
 from support.rounding import assert_clear, sums_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
@@ -26,6 +25,7 @@ from torch_infini.engine.loading import load_model
 from torch_infini.engine.runner import make_worker
 from torch_infini.models import Llama, checkpoint
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
+from torch_infini.testing.rank_threads import on_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = SMALL["vocab_size"]

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from torch_infini.distributed import TPGroup
-from torch_infini.distributed.groups import number_of
-from torch_infini.distributed.libinfiniccl import Communicator
+from ..distributed import TPGroup
+from ..distributed.groups import number_of
+from ..distributed.libinfiniccl import Communicator
 
 SECONDS = 60.0  # that a rank waits for the others
 
