@@ -27,10 +27,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from torch_infini import LLM, SamplingParams, patch_model
 from torch_infini.distributed import TPGroup
+from torch_infini.distributed.rank_threads import on_ranks
 from torch_infini.patch.paged import OwnCacheModel
 from torch_infini.patch.paged.serve import load_served_model
 from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
-from torch_infini.testing.rank_threads import on_ranks
 
 LIMIT = 120  # seconds for a type
 ALLOWED = 1e-4  # of the difference

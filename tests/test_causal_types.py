@@ -86,6 +86,7 @@ def test_the_table_has_every_type() -> None:
         assert sorted(table) == causal_types()
     engine = [row["engine"] for row in table.values()]
     assert engine.count("served") + engine.count("recorded") >= 158 and engine.count("refused") <= 5
+    assert sum(row["ranks"] == "shared" for row in table.values()) >= 154
     assert sum(row["patched"] == "fully" for row in table.values()) >= 166
     assert not [row for row in table.values() if row["patched"] == "failed" or "differs" in row.values()]
     assert [row["type"] for row in table.values() if row["folder"] != row["engine"]] == []

@@ -16,11 +16,11 @@ pytest.importorskip("transformers")
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from torch_infini import LLM, AsyncLLM, SamplingParams
+from torch_infini.distributed.rank_threads import on_ranks
 from torch_infini.engine import EmbeddingRequestOutput, PoolingParams
 from torch_infini.engine.loading import load_model
 from torch_infini.engine.pooling import PoolingDefaults, pooling_defaults
 from torch_infini.testing.checkpoints import SMALL, random_model, save_tokenizer
-from torch_infini.testing.rank_threads import on_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # The last three run through transformers' own forward.

@@ -15,13 +15,13 @@ import torch
 from support.engines import finish, random_params, small_engine
 from torch_infini import LLM, SamplingParams, StructuredOutputsParams
 from torch_infini.__main__ import main
+from torch_infini.distributed.rank_threads import on_ranks
 from torch_infini.engine import Engine, EngineConfig, SpeculativeConfig
 from torch_infini.engine.blocks import BlockManager
 from torch_infini.engine.draft_model import ModelDrafts
 from torch_infini.engine.speculation import MAX_ROWS, Alike, Drafts, Times, _History
 from torch_infini.models import Llama
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
-from torch_infini.testing.rank_threads import on_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = SMALL["vocab_size"]

@@ -23,6 +23,7 @@ from support.gguf_architectures import write
 from test_checkpoint_experts import written
 from torch_infini import LLM, LoRARequest, SamplingParams
 from torch_infini.distributed import TPGroup
+from torch_infini.distributed.rank_threads import on_ranks
 from torch_infini.engine.loading import load_model
 from torch_infini.patch.checks.trial import without_side_effects
 from torch_infini.patch.files import foreign
@@ -34,9 +35,8 @@ from torch_infini.patch.ranks.hooks import RankHook, combines_ranks
 from torch_infini.patch.ranks.plan import Plan
 from torch_infini.patch.ranks.split import split
 from torch_infini.testing import causal_types as causal_types_module
-from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
+from torch_infini.testing.causal_types import VOCABULARY, build
 from torch_infini.testing.new_model import draw_weights
-from torch_infini.testing.rank_threads import on_ranks
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
@@ -49,19 +49,6 @@ KINDS = (
     *("qwen3_moe", "phi3", "gpt_oss", "deepseek_v2", "opt"),
     *("gemma3n_text", "longcat_flash", "qwen3_next", "olmo2", "llama4_text", "inkling_text", "stablelm"),
 )
-# Types whose attention and MLPs have no names that a plan follows from.
-WITHOUT_PLAN = """
-    bert bert-generation big_bird bitnet camembert codegen ctrl data2vec-text dbrx
-    electra ernie falcon_mamba gpt-sw3 gpt2 jetmoe mamba mamba2 megatron-bert
-    modernbert-decoder openai-gpt reformer rembert roberta roberta-prelayernorm roc_bert roformer rwkv
-    xlm xlm-roberta xlm-roberta-xl xlstm xmod
-"""
-REFUSED = {
-    "doge": "its attention has a mask that is not of transformers' mask functions",
-    "inkling2_text": "its plan does not say which columns of model.layers.0.mlp.experts.gate_up_proj are gates",
-}
-# Not served by one rank either, or not built small.
-UNFIT = {"cpmant", "gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody", "prophetnet", "xlnet"}
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -107,19 +94,6 @@ def test_tokens_are_those_of_one_rank(kind: str, tmp_path: Path) -> None:
     sizes = [sum(p.numel() for p in model.model.parameters()) for model in models]
     whole = sum(p.numel() for p in build(kind).parameters())
     assert sizes[0] == sizes[1] < 0.82 * whole
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", [kind for kind in causal_types() if kind not in (*KINDS, *UNFIT)])
-def test_every_type(kind: str, tmp_path: Path) -> None:
-    """Tokens of one rank, or a sentence of the reason."""
-    build(kind).save_pretrained(tmp_path)
-    if kind in REFUSED or kind in WITHOUT_PLAN.split():
-        reason = REFUSED.get(kind, "transformers has no plan (tp_plan) of it, and none follows")
-        for result in on_ranks(2, lambda group: load_served_model(tmp_path, None, None, "cpu", None, False, group)):
-            assert isinstance(result, ValueError) and reason in str(result), result
-    else:
-        assert_alike(tmp_path, 2)
 
 
 @pytest.mark.full(beyond=1)

@@ -21,11 +21,11 @@ from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.distributed import TPGroup, init_tp_group
+from torch_infini.distributed.rank_threads import on_ranks
 from torch_infini.engine.loading import load_model
 from torch_infini.engine.runner import make_worker
 from torch_infini.models import Llama, checkpoint
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
-from torch_infini.testing.rank_threads import on_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = SMALL["vocab_size"]

@@ -46,6 +46,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks that share the model (default: 1)",
     )
     parser.add_argument(
+        "--enable-expert-parallel",
+        action="store_true",
+        help="give each rank some experts of a mixture as a whole, not some columns of all",
+    )
+    parser.add_argument(
         "--speculative-config",
         metavar="JSON",
         help='guess next tokens: \'{"method": "ngram", "num_speculative_tokens": 4}\' (default: no guesses)',
@@ -97,6 +102,7 @@ def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[s
             device=arguments.device,
             kv_cache_dtype=arguments.kv_cache_dtype,
             tensor_parallel_size=arguments.tensor_parallel_size,
+            enable_expert_parallel=arguments.enable_expert_parallel,
             **settings,
         )
     except (

@@ -67,6 +67,8 @@ class LLM:
         device: Where the model runs.
         tensor_parallel_size: How many ranks share the model: under torchrun its processes, which all make the same
             calls; otherwise, on the CPU, this process and others that it starts, which share its threads.
+        enable_expert_parallel: Whether each rank has some experts of a mixture as a whole, and not some columns of all:
+            also for quantized experts whose blocks the ranks cannot cut.
         gpu_memory_utilization: The fraction of the device's memory (a GPU's or the machine's) that the process may use;
             keys and values get what the weights leave of it. None: cache_bytes decides.
         seed: Seed of the generator that draws seeds for requests without one; None: these are random.
@@ -103,6 +105,7 @@ class LLM:
         dtype: torch.dtype | str | None = "auto",
         device: torch.device | str = "cpu",
         tensor_parallel_size: int = 1,
+        enable_expert_parallel: bool = False,
         gpu_memory_utilization: float | None = None,
         seed: int | None = None,
         generation_config: Literal["auto", "none", "vllm"] = "auto",
@@ -126,6 +129,7 @@ class LLM:
             "none" if generation_config == "vllm" else generation_config,
             progress,
             runner,
+            enable_expert_parallel,
         )
         if isinstance(served, Encoder) and config.max_model_len is None and pooling.max_seq_length is not None:
             config = replace(config, max_model_len=min(pooling.max_seq_length, served.config.max_position_embeddings))

@@ -60,6 +60,7 @@ def load_served(
     generation_config: Literal["auto", "none"],
     progress: bool | None,
     runner: str = "auto",
+    expert_parallel: bool = False,
 ) -> Served:
     """Load a model; arguments and errors are those of LLM."""
     if generation_config not in ("auto", "none"):
@@ -81,6 +82,7 @@ def load_served(
     if not isinstance(model, (str, Path)):
         is_served = is_served_model(model)
         for name, value in (
+            ("enable_expert_parallel", expert_parallel or None),
             ("dtype", floating(dtype)),
             ("tensor_parallel_size", size if size != 1 else None),
             ("quantization", quantization if is_served else None),
@@ -121,10 +123,11 @@ def load_served(
     tp_group = init_tp_group(size, device) if size != 1 else None
     found = given or load_tokenizer(folder)  # while workers start
     options = folder, weights, dtype, str(device), activations
-    read = partial(load_model, *options, tp_group=tp_group)
+    load = partial(load_model, expert_parallel=expert_parallel)
+    read = partial(load, *options, tp_group=tp_group)
     if tp_group is None or tp_group.workers is None:
         return Served(read(progress=progress), found, sampling, pooling)
-    tp_group.workers.make(make_worker, load_model, *options)
+    tp_group.workers.make(make_worker, load, *options)
     with tp_group.workers.relay_errors():
         return Served(read(progress=progress), found, sampling, pooling)
 
@@ -151,15 +154,18 @@ def load_model(
     activations: Activations | None,
     progress: bool | None = None,
     tp_group: TPGroup | None = None,
+    expert_parallel: bool = False,
 ) -> ServedModel:
     """Load a decoder, into a Llama or through transformers; arguments as load_served's, and the ranks that share it."""
     if not needs_transformers(folder):
+        if expert_parallel:
+            raise ValueError(f"{_NAME}: enable_expert_parallel must be left out for a model without experts, got True")
         return Llama.from_pretrained(folder, weights or "dense", dtype, device, activations, progress, tp_group)
     from ..patch.paged import load_served_model
 
     if tp_group is not None:
         tp_group.must_agree("the checkpoint", digest_of(folder))
-    return load_served_model(folder, weights, floating(dtype), device, activations, progress, tp_group)
+    return load_served_model(folder, weights, floating(dtype), device, activations, progress, tp_group, expert_parallel)
 
 
 def _weights(folder: Path, quantization: str | None) -> str | None:

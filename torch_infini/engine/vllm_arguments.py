@@ -42,7 +42,6 @@ WITHOUT_EFFECT = {
 REJECTED = {
     "data_parallel_size": "start several processes, each with an LLM",
     "draft_model": "give speculative_config={'model': ..., 'num_speculative_tokens': ...}",
-    "enable_expert_parallel": "experts are not divided among ranks yet",
     "hf_overrides": "change config.json, or load the model and pass it, LLM(model)",
     "limit_mm_per_prompt": "prompts are texts or token ids",
     "lora_modules": "give a LoRARequest to generate()",

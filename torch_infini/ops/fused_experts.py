@@ -31,6 +31,8 @@ def fused_experts(
     gate_up_kind: str | int = -1,
     down_kind: str | int = -1,
     weights_on_input: bool = False,
+    first_expert: int = 0,
+    total_experts: int = -1,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -49,7 +51,7 @@ def fused_experts(
             weight [experts, hidden, 2 * inner] is given as its view `.transpose(1, 2)`, and read in place. Without a
             gate it is up alone, [experts, inner, hidden], and so are its scales and bias.
         down: [experts, hidden, inner] in the dtype of x; likewise.
-        index: [tokens, k] int64 or int32, from 0 to experts - 1.
+        index: [tokens, k] int64 or int32, from 0 to experts - 1, or to total_experts - 1.
         weights: [tokens, k] in the dtype of x or float32; NaN gives NaN for that token alone.
         activation: act(gate, up), where g = min(gate, limit), and u is up clamped to -limit ... limit: "swiglu",
             silu(gate) * up; "geglu", gelu(gate) * up with gelu by tanh; "swiglu_oai", g * sigmoid(alpha * g) * (u + 1),
@@ -69,6 +71,9 @@ def fused_experts(
         down_kind: The kind of a down [experts, hidden, inner / elements, bytes] in blocks, or in panels of them.
         weights_on_input: Multiply the experts' inputs by weights, rounded to the dtype of x, instead of their results,
             as Llama 4 does.
+        first_expert: The number of the first expert given, where ranks share the experts. The sum leaves out those that
+            are not given: the sum of the ranks' results is the whole one.
+        total_experts: How many experts index may name; -1: those given.
         out: [tokens, hidden], written and returned instead of a new tensor; must not share memory with the arguments.
 
     Returns:
@@ -109,7 +114,7 @@ def fused_experts(
     kinds = [kind_number(name, kind) for name, kind in (("gate_up_kind", gate_up_kind), ("down_kind", down_kind))]
     op = torch.ops.infini.fused_experts
     of = (x, gate_up, down, index, weights, ACTIVATIONS[activation], gate_up_scales, down_scales, gate_up_bias)
-    more = (down_bias, interleaved, alpha, limit, *kinds, weights_on_input)
+    more = (down_bias, interleaved, alpha, limit, *kinds, weights_on_input, first_expert, total_experts)
     return op.default(*of, *more) if out is None else op.out(*of, *more, out=out)
 
 
@@ -139,6 +144,8 @@ def fake(
     gate_up_kind: int = -1,
     down_kind: int = -1,
     weights_on_input: bool = False,
+    first_expert: int = 0,
+    total_experts: int = -1,
 ) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -148,6 +155,6 @@ SPEC = OpSpec(
     schema="(Tensor x, Tensor gate_up, Tensor down, Tensor index, Tensor weights, int activation=0, "
     "Tensor? gate_up_scales=None, Tensor? down_scales=None, Tensor? gate_up_bias=None, Tensor? down_bias=None, "
     "bool interleaved=False, float alpha=1.702, float limit=7.0, int gate_up_kind=-1, int down_kind=-1, "
-    "bool weights_on_input=False) -> Tensor",
+    "bool weights_on_input=False, int first_expert=0, int total_experts=-1) -> Tensor",
     fake=fake,
 )

@@ -219,7 +219,7 @@ int64_t workspace_size(const ExecutionContext &context, const Args &args, int64_
 
 void check_indices(const Args &args) {
     const Indices index(args.index);
-    const int64_t experts = args.gate_up.data.size(0);
+    const int64_t experts = all_experts(args);
     if (experts == 0 && args.index.numel() > 0) {
         kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "gate_up", "have experts, for index has some",
                    shape_of(args.gate_up.data));
@@ -229,7 +229,8 @@ void check_indices(const Args &args) {
             const int64_t expert = index.at(t * args.index.strides[0] + j * args.index.strides[1]);
             if (expert < 0 || expert >= experts) {
                 kRule.fail(INFINI_STATUS_BAD_PARAM, "index",
-                           message("be from 0 to ", experts - 1, ", the experts of gate_up"),
+                           message("be from 0 to ", experts - 1,
+                                   args.total_experts < 0 ? ", the experts of gate_up" : ", one of total_experts"),
                            message(expert, " at [", t, ", ", j, "]"));
             }
         }
@@ -256,14 +257,17 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
     const int64_t experts = args.gate_up.data.size(0), inner = inner_of(args), hidden = args.x.size(1);
     const int64_t n = rows_of(args.gate_up);
     const int64_t k = args.index.size(1), pairs = tokens * k;
-    const auto expert_of = [&](int64_t pair) {
-        return index.at((first + pair / k) * args.index.strides[0] + pair % k * args.index.strides[1]);
+    const auto expert_of = [&](int64_t pair) { // -1: of another rank
+        const int64_t e = index.at((first + pair / k) * args.index.strides[0] + pair % k * args.index.strides[1]);
+        return own_expert(e, args.first_expert, experts);
     };
     // Pairs of a token and its j-th expert, sorted by expert: each gets a row of the results.
     std::vector<int64_t> begin(static_cast<size_t>(experts) + 1), row(static_cast<size_t>(pairs)),
         token(static_cast<size_t>(pairs)), choice(static_cast<size_t>(pairs));
     for (int64_t pair = 0; pair < pairs; ++pair) {
-        ++begin[static_cast<size_t>(expert_of(pair)) + 1];
+        if (const int64_t e = expert_of(pair); e >= 0) {
+            ++begin[static_cast<size_t>(e) + 1];
+        }
     }
     for (size_t e = 0; e < static_cast<size_t>(experts); ++e) {
         begin[e + 1] += begin[e];
@@ -276,8 +280,11 @@ void compute(const ExecutionContext &context, const Args &args, int64_t first, i
     }
     std::vector<int64_t> next(begin);
     for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int64_t at = next[static_cast<size_t>(expert_of(pair))]++;
+        const int64_t e = expert_of(pair), at = e < 0 ? -1 : next[static_cast<size_t>(e)]++;
         row[static_cast<size_t>(pair)] = at;
+        if (e < 0) {
+            continue;
+        }
         token[static_cast<size_t>(at)] = first + pair / k;
         choice[static_cast<size_t>(at)] = pair % k;
     }
@@ -447,6 +454,17 @@ void check_inputs(const Args &args) {
     kRule.shape("index", args.index, {x.size(0), args.index.size(1)}, "to match the rows of x");
     kRule.same_dtype_or_float32("weights", args.weights, "x", x);
     kRule.same_shape("weights", args.weights, "index", args.index);
+    const int64_t experts = args.gate_up.data.size(0);
+    if (args.total_experts < -1 || (args.total_experts >= 0 && args.total_experts < experts)) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "total_experts",
+                   message("be at least ", experts, ", the experts of gate_up"), std::to_string(args.total_experts));
+    }
+    if (args.first_expert < 0 || args.first_expert > all_experts(args) - experts) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "first_expert",
+                   message("be from 0 to ", all_experts(args) - experts, ", for gate_up has ", experts, " of ",
+                           all_experts(args), " experts"),
+                   std::to_string(args.first_expert));
+    }
     if (!(args.limit >= 0)) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, "limit", "be at least 0", message(args.limit));
     }

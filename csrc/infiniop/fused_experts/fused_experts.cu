@@ -27,17 +27,18 @@ constexpr int kSortThreads = 1024, kElementThreads = 256;
 struct Sorting {
     Indices index; // [tokens, k]; stride: of tokens
     int64_t choice_stride, k;
-    int pairs, experts;
-    int rows; // of a tile
+    int64_t first_expert;
+    int pairs, experts; // of this rank
+    int rows;           // of a tile
     int *sorted;
     Tile *tiles;
     int *count; // of tiles
 };
 
-// An index as an expert, or -1.
+// An index as an expert of this rank, or -1.
 __device__ __forceinline__ int expert_of(const Sorting &a, int pair) {
     const int64_t e = a.index.at(pair / a.k * a.index.stride + pair % a.k * a.choice_stride);
-    return e >= 0 && e < a.experts ? static_cast<int>(e) : -1;
+    return static_cast<int>(own_expert(e, a.first_expert, a.experts));
 }
 
 // One block. In shared memory, for each expert: its pairs, then where its next pair goes; and its tiles, likewise.
@@ -161,7 +162,8 @@ template <typename T> struct Results {
     T *y; // [tokens, hidden]
     const T *weights, *results;
     Indices index;
-    int64_t y_row, token, choice, index_choice, k, hidden, experts; // token, choice: strides of weights
+    int64_t y_row, token, choice, index_choice, k, hidden; // token, choice: strides of weights
+    int64_t first_expert, experts, total;                  // experts: of this rank
     bool wide, weighted;
 };
 
@@ -173,11 +175,14 @@ __global__ void __launch_bounds__(kElementThreads) sum_experts(const __grid_cons
     bool right = true;
     for (int64_t j = 0; j < a.k; ++j) {
         const int64_t e = a.index.at(t * a.index.stride + j * a.index_choice);
-        right = right && e >= 0 && e < a.experts;
+        right = right && e >= 0 && e < a.total;
     }
     for (int64_t i = threadIdx.x; i < a.hidden; i += kElementThreads) {
         float sum = right ? 0.0f : __int_as_float(0x7fffffff);
         for (int64_t j = 0; right && j < a.k; ++j) {
+            if (own_expert(a.index.at(t * a.index.stride + j * a.index_choice), a.first_expert, a.experts) < 0) {
+                continue;
+            }
             const float weight = a.weighted ? weight_at(a.weights, a.wide, t * a.token + j * a.choice) : 1.0f;
             sum += weight * cuda::widen(a.results[(t * a.k + j) * a.hidden + i]);
         }
@@ -234,6 +239,7 @@ template <typename T> void compute(const ExecutionContext &context, const Args &
         const Sorting sorting{index,
                               args.index.strides[1],
                               k,
+                              args.first_expert,
                               static_cast<int>(pairs),
                               static_cast<int>(experts),
                               plan.sets * kXRows,
@@ -280,7 +286,8 @@ template <typename T> void compute(const ExecutionContext &context, const Args &
     }
     cuda::launch(context, sum_experts<T>, cuda::grid_x(tokens), dim3(kElementThreads), 0,
                  Results<T>{args.y.as<T>(), args.weights.as<const T>(), both, index, args.y.strides[0], token, choice,
-                            args.index.strides[1], k, hidden, experts, wide, !args.weights_on_input});
+                            args.index.strides[1], k, hidden, args.first_expert, experts, all_experts(args), wide,
+                            !args.weights_on_input});
 }
 
 void run_on_cuda(const ExecutionContext &context, const Args &args) {

@@ -6,6 +6,8 @@
 // linear_blocks and linear_block_panels for quantized weights, with their bits for a row; gate, up, their gated product
 // and each expert's result are rounded to the dtype of x, and the sum over j is taken in float, in order, and rounded
 // once. Or weights multiply the inputs of the experts instead: x[t] * weights[t, j], rounded.
+// Ranks may share the experts: those given are [first_expert, first_expert + experts) of total_experts, and the sum leaves
+// out the others.
 #pragma once
 
 #include "cpu_capability.h"
@@ -49,14 +51,23 @@ struct Args {
     TensorView x;       // [tokens, hidden]
     Weights gate_up;    // n = 2 * inner, or inner without gate; k = hidden
     Weights down;       // n = hidden, k = inner
-    TensorView index;   // [tokens, k] int64 or int32: experts
+    TensorView index;   // [tokens, k] int64 or int32: experts, from 0 to total_experts - 1
     TensorView weights; // [tokens, k], the dtype of x or float32
     int64_t activation = 0;
     bool interleaved = false; // gate is the even rows of gate_up, up the odd ones
     double alpha = 1, limit = 0;
-    bool weights_on_input = false; // weights multiply x, not the results
-    void *workspace = nullptr;     // kernels.workspace_bytes bytes
+    bool weights_on_input = false;                // weights multiply x, not the results
+    int64_t first_expert = 0, total_experts = -1; // -1: those given are all
+    void *workspace = nullptr;                    // kernels.workspace_bytes bytes
 };
+
+// The number of experts that index may name, and the given one of such a number, or -1 for another rank's.
+inline int64_t all_experts(const Args &args) {
+    return args.total_experts < 0 ? args.gate_up.data.size(0) : args.total_experts;
+}
+INFINI_ALWAYS_INLINE int64_t own_expert(int64_t expert, int64_t first, int64_t experts) {
+    return expert >= first && expert - first < experts ? expert - first : -1;
+}
 
 // Check the arguments: the inputs, which determine the shape of y; then y too.
 void check_inputs(const Args &args);
@@ -87,7 +98,7 @@ struct GateArgs {
 
 INFINI_CPU_KERNEL(gate_kernel, GateArgs)
 
-// y[t] = the sum over j of weights[t, j] * results[row[t * k + j]]; without weights, of results.
+// y[t] = the sum over j of weights[t, j] * results[row[t * k + j]]; without weights, of results. Rows below 0 are left out.
 struct SumArgs {
     TensorView y, weights; // [tokens, hidden], [tokens, k]
     bool weighted;

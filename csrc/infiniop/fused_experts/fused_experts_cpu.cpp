@@ -121,6 +121,9 @@ template <typename T> void sum_experts(const fused_experts::SumArgs &a) {
                 for_each_vector(hidden, [&](int64_t i, auto lanes) {
                     VecF total{};
                     for (int64_t j = 0; j < k; ++j) {
+                        if (a.row[t * k + j] < 0) {
+                            continue;
+                        }
                         const int64_t at = t * a.weights.strides[0] + j * a.weights.strides[1];
                         const float weight = a.weighted ? widen(weights[at]) : 1.0f;
                         total += splat(weight) * load_at(results + a.row[t * k + j] * hidden, i, lanes);

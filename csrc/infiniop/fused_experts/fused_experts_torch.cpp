@@ -45,7 +45,8 @@ Weights weights_of(const ExecutionContext &context, const Names &names, const Te
 Args inputs(const ExecutionContext &context, const Tensor &x, const Tensor &gate_up, const Tensor &down,
             const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
             const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias, bool interleaved,
-            double alpha, double limit, int64_t gate_up_kind, int64_t down_kind, bool weights_on_input) {
+            double alpha, double limit, int64_t gate_up_kind, int64_t down_kind, bool weights_on_input,
+            int64_t first_expert, int64_t total_experts) {
     Args args;
     args.x = view(context, kRule, "x", x);
     args.gate_up = weights_of(context, {"gate_up", "gate_up_scales", "gate_up_bias", "gate_up_kind"}, gate_up,
@@ -59,6 +60,8 @@ Args inputs(const ExecutionContext &context, const Tensor &x, const Tensor &gate
     args.alpha = alpha;
     args.limit = limit;
     args.weights_on_input = weights_on_input;
+    args.first_expert = first_expert;
+    args.total_experts = total_experts;
     check_inputs(args);
     return args;
 }
@@ -76,9 +79,10 @@ Tensor fused_experts(const ExecutionContext &context, const Tensor &x, const Ten
                      const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
                      const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias,
                      bool interleaved, double alpha, double limit, int64_t gate_up_kind, int64_t down_kind,
-                     bool weights_on_input) {
+                     bool weights_on_input, int64_t first_expert, int64_t total_experts) {
     Args args = inputs(context, x, gate_up, down, index, weights, activation, gate_up_scales, down_scales, gate_up_bias,
-                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind, weights_on_input);
+                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind, weights_on_input, first_expert,
+                       total_experts);
     Tensor y = empty_like(context, args.x);
     args.y = view(context, kRule, "out", y);
     run_with_workspace(context, args);
@@ -89,9 +93,10 @@ Tensor fused_experts_out(const ExecutionContext &context, const Tensor &x, const
                          const Tensor &index, const Tensor &weights, int64_t activation, const Optional &gate_up_scales,
                          const Optional &down_scales, const Optional &gate_up_bias, const Optional &down_bias,
                          bool interleaved, double alpha, double limit, int64_t gate_up_kind, int64_t down_kind,
-                         bool weights_on_input, Tensor out) {
+                         bool weights_on_input, int64_t first_expert, int64_t total_experts, Tensor out) {
     Args args = inputs(context, x, gate_up, down, index, weights, activation, gate_up_scales, down_scales, gate_up_bias,
-                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind, weights_on_input);
+                       down_bias, interleaved, alpha, limit, gate_up_kind, down_kind, weights_on_input, first_expert,
+                       total_experts);
     args.y = view(context, kRule, "out", out);
     check_output(args);
     run_with_workspace(context, args);

@@ -72,6 +72,7 @@ def load(
     packs: bool = False,
     progress: bool | None = None,
     tp_group: TPGroup | None = None,
+    expert_parallel: bool = False,
 ) -> PreTrainedModel:
     """Load a checkpoint, patched.
 
@@ -84,6 +85,7 @@ def load(
         packs: Pack dense weights where that is possible, as weights="packed" does, also of a quantized checkpoint.
         progress: Whether to show a bar on stderr; None: if stderr is a terminal.
         tp_group: The ranks that share the model: each makes this call, and gets its part. None: it is whole.
+        expert_parallel: As split's.
 
     Raises:
         ValueError: As torch_infini.load, or for weights that the checkpoint or the model cannot have.
@@ -115,10 +117,10 @@ def load(
         check_layers(NAME, path, checkpoint.tensors, layer_count(config))
         model = empty_model(config, path, dtype)
         if path.is_dir() and not checkpoint.is_quantized and get_model_conversion_mapping(model, add_legacy=False):
-            model, quantized = converted_part(path, type(model), model.dtype, tp_group), []
+            model, quantized = converted_part(path, type(model), model.dtype, tp_group, expert_parallel), []
         else:
             check(model, checkpoint)
-            cuts = {} if tp_group is None else split(model, tp_group)
+            cuts = {} if tp_group is None else split(model, tp_group, expert_parallel)
             quantized = fill_model(model, checkpoint, cuts, progress)
         if tp_group is not None:
             tie_head(model)
@@ -159,7 +161,7 @@ def converted(folder: Path, cls: type[PreTrainedModel], dtype: torch.dtype) -> P
 
 
 def converted_part(
-    folder: Path, cls: type[PreTrainedModel], dtype: torch.dtype, tp_group: TPGroup | None
+    folder: Path, cls: type[PreTrainedModel], dtype: torch.dtype, tp_group: TPGroup | None, expert_parallel: bool
 ) -> PreTrainedModel:
     """Load what `converted` does, and split it, one rank after another: only one at a time has the whole model."""
     if tp_group is None:
@@ -170,7 +172,7 @@ def converted_part(
         if turn == tp_group.rank:
             try:
                 model = converted(folder, cls, dtype)
-                split(model, tp_group)
+                split(model, tp_group, expert_parallel)
             except ValueError as error:
                 failure = error  # raised after the others had their turns, because they wait for this rank
         tp_group.any(False)

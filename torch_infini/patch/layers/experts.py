@@ -29,6 +29,8 @@ _SECOND = "down_proj"
 _ALONE: dict[type[nn.Module], int] = {type(ACT2FN["relu2"]): ACTIVATIONS["relu2_no_mul"]}
 _EXPERTS, _INNER, _CHOSEN = 4, 24, 2  # of a probe module
 _LARGE = 30.0  # magnitude of gate and up for which a formula may clamp
+_SHARE = "infini_share"  # attribute of experts that ranks share: the op's (first_expert, total_experts); it stays
+_ALL = (0, -1)
 
 
 class ExpertsPlan(NamedTuple):
@@ -85,6 +87,7 @@ class Experts(Patched):
     """
 
     infini_ops = "fused_experts"
+    on_cuda = True  # whether the op takes such weights there
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
@@ -138,10 +141,14 @@ class Experts(Patched):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         plan = self.experts_plan
-        if len(args) != (0 if plan.is_dense else 2) or kwargs or hidden_states.dim() != 2 or hidden_states.is_cuda:
+        if len(args) != (0 if plan.is_dense else 2) or kwargs or hidden_states.dim() != 2:
             return self.forward_of_original(hidden_states, *args, **kwargs)
         # As is_computed says, without a call of Python.
-        if needs_fallback(self, hidden_states) or (plan.module and not unhooked(self._modules[plan.module])):
+        if (
+            (hidden_states.is_cuda and not self.on_cuda)
+            or needs_fallback(self, hidden_states)
+            or (plan.module and not unhooked(self._modules[plan.module]))
+        ):
             return self.forward_of_original(hidden_states, *args, **kwargs)
         if plan.is_dense:
             experts = self.sizes[0]
@@ -151,12 +158,16 @@ class Experts(Patched):
 
     def is_computed(self, hidden_states: Tensor) -> bool:
         """Return whether the op computes a call with these inputs, for a caller of product."""
-        if hidden_states.dim() != 2 or hidden_states.is_cuda or needs_fallback(self, hidden_states):
+        if hidden_states.dim() != 2 or (hidden_states.is_cuda and not self.on_cuda):
+            return False
+        if needs_fallback(self, hidden_states):
             return False
         name = self.experts_plan.module
         return not name or unhooked(self._modules[name])
 
     def forward_of_original(self, *args: Any, **kwargs: Any) -> Tensor:
+        if _SHARE in self.__dict__:
+            args = own_choices(self, *args)
         result: Tensor = super().forward(*args, **kwargs)
         return result
 
@@ -182,8 +193,17 @@ class Experts(Patched):
             interleaved,
             alpha,
             limit,
-            weights_on_input=weights_on_input,
+            -1,
+            -1,
+            weights_on_input,
+            *self.share,
         )
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """The op's first_expert and total_experts."""
+        share: tuple[int, int] = self.__dict__.get(_SHARE, _ALL)
+        return share
 
     def rows(self, name: str) -> Tensor:
         """Return a weight as [experts, n, k], whose rows give the columns of a product: a view."""
@@ -220,8 +240,28 @@ def small_experts(module: nn.Module, experts: int = _EXPERTS) -> nn.Module:
         weights |= {biases[0]: random(experts, n, seed=4), biases[1]: random(experts, WIDTH, seed=5)}
     small = probe_module(module, {name: frozen(weight) for name, weight in weights.items()}, module._modules)
     vars(small)[PROBE_SEED] = 0
+    vars(small).pop(_SHARE, None)
     resize(small, module, old, (experts, WIDTH, inner))
     return small
+
+
+def own_choices(module: nn.Module, x: Tensor, index: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the arguments of the original's forward of experts that ranks share, where it has this rank's alone.
+
+    Other experts become the first one, with weights of 0.
+    """
+    first, number = vars(module)[_SHARE][0], sizes(module)[0]
+    own = (index >= first) & (index < first + number)
+    return x, (index - first).where(own, 0), weights.where(own, 0)
+
+
+def share_experts(module: nn.Module, first: int, number: int) -> None:
+    """Note that a module gets some experts alone, of which ranks share all: its weights are cut by the caller."""
+    total, _, _ = sizes(module)
+    vars(module)[_SHARE] = (first, total)
+    for name, value in list(vars(module).items()):
+        if type(value) is int and "num" in name and value == total:
+            vars(module)[name] = number
 
 
 def resize(small: nn.Module, module: nn.Module, old: Sequence[int], new: Sequence[int]) -> None:

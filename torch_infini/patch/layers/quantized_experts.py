@@ -51,6 +51,8 @@ class QuantizedExperts(Quantized, Experts):
     Rows are quantized, and stored, as the products take them, however the original's weights are laid out.
     """
 
+    on_cuda = False
+
     @property
     def freed(self) -> tuple[str, ...]:
         return weights_of(self)
@@ -172,6 +174,7 @@ class QuantizedExperts(Quantized, Experts):
             plan.limit,
             *self.kinds,
             weights_on_input,
+            *self.share,
         )
 
     @property

@@ -36,6 +36,7 @@ def load_served_model(
     activations: Activations | None = None,
     progress: bool | None = None,
     tp_group: TPGroup | None = None,
+    expert_parallel: bool = False,
 ) -> PagedModel | OwnCacheModel:
     """Load a checkpoint of a model of transformers, patched where possible, for the engine.
 
@@ -47,12 +48,14 @@ def load_served_model(
         activations: As torch_infini.load's.
         progress: Whether to show a bar on stderr; None: if stderr is a terminal.
         tp_group: The ranks that share the model: each makes this call, and gets its part. None: it is whole.
+        expert_parallel: Whether a rank has some experts of a mixture as a whole, and not some columns of each.
 
     Raises:
         ValueError: As PagedModel, for a checkpoint that contradicts itself, or weights that it cannot have.
     """
     packs = weights is None and packs_weights(device)
-    options: dict[str, Any] = {"must_patch": False, "packs": packs, "progress": progress, "tp_group": tp_group}
+    options: dict[str, Any] = {"must_patch": False, "packs": packs, "progress": progress}
+    options |= {"tp_group": tp_group, "expert_parallel": expert_parallel}
     model = load(folder, dtype, weights, activations, **options)
     return serve(model.to(device), tp_group)  # type: ignore[arg-type]  # of transformers
 

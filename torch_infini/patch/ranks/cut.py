@@ -53,11 +53,13 @@ class Cut(NamedTuple):
 
     def of_blocks(self, blocks: Tensor, elements: int, transposed: bool) -> Tensor:
         """Return the part of experts' weights [experts, n, k / elements, bytes]; `dim` is of [experts, n, k], or, if
-        transposed, of [experts, k, n].
+        transposed, of [experts, k, n]; -3: whole experts.
 
         Raises:
             ValueError: If ranks would have parts of a block.
         """
+        if self.dim == -3:
+            return Cut(-4, self.ranges).of(blocks)
         if (self.dim == -1) == transposed:
             return Cut(-3, self.ranges).of(blocks)
         if any(first % elements or number % elements for first, number in self.ranges):

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ...distributed import TPGroup
 from ..checks.verify import Verifier
 from ..decoder import find_decoder
-from ..layers.experts import Experts, ExpertsPlan, biases_of, has_experts, plans_of, weights_of
+from ..layers.experts import Experts, ExpertsPlan, biases_of, has_experts, plans_of, share_experts, weights_of
 from ..swap import Unsupported
 from .additive import is_additive
 from .cut import NAME, Cut, Range, part_of
@@ -25,6 +25,7 @@ from .fused import cut_delta_rule, cut_fused_heads, has_delta_heads, has_fused_h
 from .hooks import First, Gather, Sum
 from .linear import Cuts, keep_columns, keep_rows
 from .plan import Plan
+from .whole_experts import OwnExperts
 
 # What a plan's styles mean (https://huggingface.co/docs/transformers/main/en/perf_infer_gpu_multi): of a module, how
 # its results are combined; of a parameter, which dimension is cut.
@@ -39,7 +40,7 @@ _ROW = {"rowwise": False, "rowwise_split_input": True, "rowwise_rep": True}  # w
 _DIMENSIONS = {"colwise": -2, "packed_colwise": -2, "rowwise": -1, "packed_rowwise": -1}
 
 
-def split(model: PreTrainedModel, tp_group: TPGroup) -> dict[str, Cut]:
+def split(model: PreTrainedModel, tp_group: TPGroup, expert_parallel: bool = False) -> dict[str, Cut]:
     """Make a model this rank's part of it.
 
     Every rank must split the model, and make the same calls of its part. Parameters on meta are replaced by smaller
@@ -48,17 +49,18 @@ def split(model: PreTrainedModel, tp_group: TPGroup) -> dict[str, Cut]:
     Args:
         model: A causal language model of transformers, not patched.
         tp_group: Its ranks.
+        expert_parallel: Whether a rank has some experts of a mixture as a whole, and not some columns of each.
 
     Returns:
         The cut of each parameter that is not whole, by name, for a loader; a tied head's is not among them (tie_head).
 
     Raises:
-        ValueError: For a model without a plan, a style of it that is unknown here, or sizes that are no multiples of
-            the ranks.
+        ValueError: For a model without a plan, a style of it that is unknown here, sizes that are no multiples of the
+            ranks, or expert_parallel without experts that fused_experts computes.
     """
     cuts: dict[str, Cut] = {}
     parameters = dict(model.named_parameters())
-    for name, cut in _Splitting(model, tp_group).cuts():
+    for name, cut in _Splitting(model, tp_group, expert_parallel).cuts():
         if name not in parameters:  # a tied head's
             continue
         around, _, last = name.rpartition(".")
@@ -92,18 +94,25 @@ def tie_head(model: PreTrainedModel) -> None:
 class _Splitting:
     """Changes the modules of a model to those of a rank, but for their parameters, whose cuts it yields."""
 
-    def __init__(self, model: PreTrainedModel, tp_group: TPGroup) -> None:
-        self.model, self.tp_group, self.plan = model, tp_group, Plan(model)
+    def __init__(self, model: PreTrainedModel, tp_group: TPGroup, expert_parallel: bool) -> None:
+        self.model, self.tp_group, self.plan, self.expert_parallel = model, tp_group, Plan(model), expert_parallel
         decoder = find_decoder(model)
         self.verifier = None if decoder is None else Verifier(decoder[1])
         self.done: set[str] = set()  # names of modules whose parts the plan does not cut
         self.configs: dict[int, Any] = {}  # of cut_fused_heads
         if not self.plan.has_layers:
             raise self.refusal("transformers has no plan (tp_plan) of it, and none follows from its layers' names")
+        if expert_parallel and not any(map(has_experts, model.modules())):
+            raise self.misplaced("the model has no experts that are known here")
 
     def refusal(self, why: str) -> ValueError:
         kind, size = type(self.model).__name__, self.tp_group.size
         return ValueError(f"{NAME}: tensor_parallel_size must be 1 for {kind}, because {why}, got {size}")
+
+    def misplaced(self, why: str) -> ValueError:
+        return ValueError(
+            f"{NAME}: enable_expert_parallel must be left out for {type(self.model).__name__}, because {why}, got True"
+        )
 
     def cuts(self) -> Cuts:
         """Yield (parameter, its cut) once."""
@@ -130,6 +139,8 @@ class _Splitting:
 
     def whole_module(self, name: str, module: nn.Module) -> Cuts | None:
         """Return the cuts of a module that is cut otherwise than the plan says of its parts; None: as the plan says."""
+        if has_experts(module) and self.expert_parallel:
+            return self.share_experts(name, module, self.experts_of(module))
         if (experts := self.experts_of(module)) is not None and self.plan.names(name, *weights_of(module)):
             return self.split_experts(name, module, experts)
         styles = self.plan.of_parts(name, module)
@@ -212,6 +223,20 @@ class _Splitting:
             yield f"{name}.{first_bias}", self.cut_of(f"{name}.{first_bias}", parameters[first_bias], -1, halves)
         if second_bias in parameters and self.tp_group.rank:
             yield f"{name}.{second_bias}", Cut(-1, ())
+        module.register_forward_hook(Sum(self.tp_group))
+
+    def share_experts(self, name: str, module: nn.Module, plan: ExpertsPlan | None) -> Cuts:
+        """Leave a mixture some of its experts, and sum the results; the router is whole on each rank."""
+        if plan is None or plan.is_dense:
+            what = "takes rows for all experts" if plan is not None else "is not computed by fused_experts"
+            raise self.misplaced(f"{name} {what}")
+        names = [key for key in (*weights_of(module), *biases_of(module)) if module._parameters.get(key) is not None]
+        total = len(module.get_parameter(names[0]))
+        own = Range(*self.tp_group.shard(f"the experts of {name}", total))
+        share_experts(module, *own)
+        for key in names:
+            yield f"{name}.{key}", Cut(-module.get_parameter(key).dim(), (own,))
+        module.register_forward_pre_hook(OwnExperts())
         module.register_forward_hook(Sum(self.tp_group))
 
     def split_rows(self, name: str, module: nn.Linear, gathers: bool) -> Cuts:

@@ -91,6 +91,8 @@ class ExpertsCall:
     gate_up_kind: int = -1
     down_kind: int = -1
     weights_on_input: bool = False
+    first_expert: int = 0
+    total_experts: int = -1
 
     def given(self, tokens: Tensor, places: Tensor) -> Tensor:
         """Return the inputs of an expert."""
@@ -137,7 +139,8 @@ class ExpertsCall:
     def chosen(self) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield each expert that a token chose, the tokens, and its place among the choices of each."""
         for e in self.index.unique().tolist():
-            yield e, *torch.where(self.index == e)
+            if 0 <= e - self.first_expert < len(self.gate_up):
+                yield e - self.first_expert, *torch.where(self.index == e)
 
 
 def reference(call: ExpertsCall) -> Tensor:
@@ -287,6 +290,12 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     for tokens, of_weights in ((1, None), (9, torch.float32)):
         name = f"weights {'in float32 ' if of_weights else ''}on the input, {tokens} tokens"
         yield Sample(name, inputs(dtype, tokens, 65, 32, 4, 2, of_weights), {"weights_on_input": True})
+    for tokens in (1, 40):
+        x, gate_up, down, index, weights = inputs(dtype, tokens, 64, 32, 9, 3)
+        for first, end in ((0, 4), (4, 9), (9, 9)):
+            given = (x, gate_up[first:end], down[first:end], index, weights)
+            shared = {"first_expert": first, "total_experts": 9}
+            yield Sample(f"experts {first} to {end} of 9, {tokens} tokens", given, shared)
     both = biases(dtype, 4, 32, 64)
     yield Sample("down_bias alone", few, {"down_bias": both["down_bias"]})
     # Rows that are adjacent again would be multiplied by linear, whose sums have another order.
@@ -423,6 +432,32 @@ def errors() -> Iterator[ErrorCase]:
             (x, gate_up, down, bad, weights),
             op + f"index must be from 0 to 3, the experts of gate_up, got {wrong} at [1, 0]",
             of_values=True,
+        )
+    yield ErrorCase(
+        "expert of no rank",
+        (x, gate_up, down, torch.full_like(index, 9), weights),
+        op + "index must be from 0 to 8, one of total_experts, got 9 at [0, 0]",
+        {"total_experts": 9},
+        of_values=True,
+    )
+    yield ErrorCase(
+        "fewer in total",
+        (x, *rest),
+        op + "total_experts must be at least 4, the experts of gate_up, got 3",
+        {"total_experts": 3},
+    )
+    yield ErrorCase(
+        "negative total",
+        (x, *rest),
+        op + "total_experts must be at least 4, the experts of gate_up, got -2",
+        {"total_experts": -2},
+    )
+    for total, start, most in ((9, 6, 5), (-1, 1, 0), (9, -1, 5)):
+        yield ErrorCase(
+            f"first of {total} is {start}",
+            (x, *rest),
+            op + f"first_expert must be from 0 to {most}, for gate_up has 4 of {max(total, 4)} experts, got {start}",
+            {"first_expert": start, "total_experts": total},
         )
     size = "blocks of 1088 bytes (group8) or 576 (table4)"
     _, gate8, down8, *_, gate_scales, down_scales = quantized(GROUP8, GROUP8, torch.float32, 2, 16, 8, 4, 2)

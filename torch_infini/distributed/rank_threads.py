@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..distributed import TPGroup
-from ..distributed.groups import number_of
-from ..distributed.libinfiniccl import Communicator
+from .groups import number_of
+from .libinfiniccl import Communicator
+from .tensor_parallel import TPGroup
 
 SECONDS = 60.0  # that a rank waits for the others
 
