@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .._core.progress import DELAY, track
 from ..weights import FORMATS, served
 from .checks.trial import Logits, labelled, rms
-from .decoder import Decoder
+from .decoder import Decoder, table_of
 from .layers.experts import Experts
 from .layers.experts import weights_of as names_of
 from .options import PREFIX
@@ -129,7 +129,7 @@ def choose(
         ValueError: If the smallest formats need more bits.
     """
     with labelled():
-        logits = Logits(model, decoder, ids.to(decoder.embed_tokens.weight.device))
+        logits = Logits(model, decoder, ids.to(table_of(decoder.embed_tokens).device))
     before = logits.values.float()
     finite = before.isfinite()
     scale = rms(before[finite]) or 1.0

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
@@ -88,6 +89,25 @@ def layers_of(module: nn.Module) -> list[nn.Module]:
     """Return the modules of the largest list in a module, by its parameters."""
     lists = [child for child in module.modules() if isinstance(child, nn.ModuleList)]
     return list(max(lists, key=lambda one: sum(parameter.numel() for parameter in one.parameters()), default=()))
+
+
+class Table(NamedTuple):
+    """What is known of an embedding's table without reading it, which may make a copy (layers/block_embedding.py)."""
+
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+def table_of(embedding: nn.Embedding) -> Table:
+    """Return the sizes of an embedding's table, and where and in which dtype its rows are."""
+    weight = embedding._parameters.get("weight")
+    if weight is not None:
+        return Table(weight.shape[0], weight.shape[1], weight.dtype, weight.device)
+    plan: Any = embedding.plan  # of a BlockEmbedding
+    device = next(embedding.buffers()).device
+    return Table(embedding.num_embeddings, embedding.embedding_dim, plan.dtype, device)
 
 
 def embedding_of(module: Any) -> nn.Embedding | None:

@@ -20,7 +20,7 @@ from ..ops.fused_experts import ACTIVATIONS
 from ..ops.rms_norm import ROUNDINGS
 from .apply import Patching, eval_mode, merged, patch_modules
 from .checks.trial import without_side_effects
-from .decoder import Decoder, find_llama
+from .decoder import Decoder, find_llama, table_of
 from .files.foreign import config_of, empty_model, layer_count
 from .layers.attention import Attention
 from .layers.experts import Experts
@@ -308,8 +308,8 @@ def _without_mlps(decoder: Decoder, with_scores: bool) -> Iterator[None]:
 
 def _sites(model: nn.Module, decoder: Decoder, positions: int) -> tuple[dict[nn.Module, Site], str]:
     """Find which keys each attention module sees; or the reason why that cannot be found."""
-    weight = decoder.embed_tokens.weight
-    tokens = (_TOKENS % weight.shape[0]).to(weight.device)
+    table = table_of(decoder.embed_tokens)
+    tokens = (_TOKENS % table.rows).to(table.device)
     # On meta a router cannot choose experts; which keys attention sees does not depend on MLPs.
     contexts: list[AbstractContextManager[None]] = [
         nullcontext(),
@@ -318,7 +318,7 @@ def _sites(model: nn.Module, decoder: Decoder, positions: int) -> tuple[dict[nn.
     ]
     reason = ""
     with without_side_effects(model):
-        for context in contexts if weight.is_meta else contexts[:1]:
+        for context in contexts if table.device.type == "meta" else contexts[:1]:
             try:
                 with context:
                     return find_sites(model, tokens, positions)[0].attention, ""
@@ -333,13 +333,13 @@ def _read(model: nn.Module, decoder: Decoder, rows: Sequence[Row]) -> Descriptio
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = int(getattr(text, "max_position_embeddings", None) or 0)
     sites, refusal = _sites(model, decoder, positions or 1 << 17)
-    embedding = decoder.embed_tokens.weight
+    table = table_of(decoder.embed_tokens)
     head = next((m for n, m in model.named_modules() if n.rpartition(".")[2] == "lm_head"), None)
     return Description(
         type(model).__name__,
         str(getattr(text, "model_type", "")),
-        embedding.shape[0],
-        embedding.shape[1],
+        table.rows,
+        table.columns,
         positions,
         _count(model),
         bool(getattr(text, "tie_word_embeddings", False)) and head is not None,

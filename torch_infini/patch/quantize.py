@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..weights import served
 from . import budget
-from .decoder import Decoder
+from .decoder import Decoder, table_of
 from .layers.attention import Attention
 from .layers.experts import Experts
 from .layers.linear import Linear
@@ -135,7 +135,7 @@ def choose_weights(
         raise ValueError("torch_infini.patch_model: weights='auto:BITS' must be of a whole model, got sharded layers")
     if not able:
         return list(layers), None
-    ids = budget.tokens_of(calibrate, decoder.embed_tokens.weight.shape[0])
+    ids = budget.tokens_of(calibrate, table_of(decoder.embed_tokens).rows)
     found, spent = budget.choose(model, decoder, able, groups_of(decoder, able), bits, ids)
     kept = []
     for layer in layers:

@@ -11,6 +11,8 @@ from torch import nn
 from transformers import GenerationMixin
 
 from .decoder import Decoder, find_decoder
+from .layers import block_embedding
+from .layers.block_embedding import BlockEmbedding
 from .layers.interface import IMPLEMENTATION
 from .layers.packed_linear import PackedLinear, make_dense
 from .report import PatchReport
@@ -88,5 +90,7 @@ def undo(model: nn.Module) -> None:
         vars(module).pop(STATE, None)
         if isinstance(module, PackedLinear):
             make_dense(module)
+        if isinstance(module, BlockEmbedding):
+            block_embedding.make_dense(module)
         if isinstance(module, Patched):
             restore(module)

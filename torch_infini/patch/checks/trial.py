@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..decoder import Decoder
+from ..decoder import Decoder, table_of
 from ..ranks.hooks import RankHook
 from ..shares import local
 from .conditions import has_global_hooks
@@ -112,7 +112,7 @@ class Logits:
     def __init__(self, model: nn.Module, decoder: Decoder, ids: Tensor) -> None:
         self.model, self.decoder, self.ids = model, decoder, ids.expand(2, -1)
         embedding = decoder.embed_tokens
-        dtype = embedding.weight.dtype
+        dtype = table_of(embedding).dtype
         size = (NOISE if dtype in UNITS else 1.0) * units(dtype)
         generator = torch.Generator("cpu").manual_seed(0)
 
@@ -171,9 +171,8 @@ class Trial:
         # A decoder inside a model that needs more inputs than tokens is run alone.
         for whole in (getattr(model, "_orig_mod", model), decoder.module):
             try:
-                weight = decoder.embed_tokens.weight
-                count = weight.shape[0]
-                ids = torch.tensor([[count // 2, count // 3]], device=weight.device)
+                table = table_of(decoder.embed_tokens)
+                ids = torch.tensor([[table.rows // 2, table.rows // 3]], device=table.device)
                 self.logits = Logits(whole, decoder, ids)
                 self.untried = ""
                 return

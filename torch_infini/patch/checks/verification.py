@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..decoder import Decoder
+from ..decoder import Decoder, table_of
 from ..report import Verification
 from .trial import Logits, labelled, rms
 
@@ -21,11 +21,11 @@ class Measurement:
     """Logits of a model for random tokens, to compare with later ones."""
 
     def __init__(self, model: nn.Module, decoder: Decoder) -> None:
-        embedding = decoder.embed_tokens.weight
+        table = table_of(decoder.embed_tokens)
         generator = torch.Generator("cpu").manual_seed(0)
-        ids = torch.randint(embedding.shape[0], (1, TOKENS), generator=generator, device="cpu")
+        ids = torch.randint(table.rows, (1, TOKENS), generator=generator, device="cpu")
         with labelled():
-            self.logits = Logits(model, decoder, ids.to(embedding.device))
+            self.logits = Logits(model, decoder, ids.to(table.device))
             self.exact = self.before = self.logits.values
             if self.before.dtype != torch.float32:
                 with in_float32(model):

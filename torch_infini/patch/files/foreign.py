@@ -57,6 +57,7 @@ from ..state import Selection
 from ..swap import Unsupported
 from .folder import DESCRIPTION
 from .load import load as load_ours
+from .tables import put_table, tables_in_blocks
 
 NAME = "torch_infini.load"
 _building = threading.Lock()  # transformers sets the process's default dtype, among others, while it builds a model
@@ -328,21 +329,28 @@ def fill_model(
     modules = {name: model.get_submodule(name) for name in checkpoint.layers}
     linears = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
     layers = [Layer(projections(name, module), partial(put, name, module)) for name, module in linears.items()]
+    tables = {} if cuts else tables_in_blocks(model, checkpoint, modules)
+    layers += [Layer(projections(name, one.module), partial(put_table, model, one)) for name, one in tables.items()]
+    quantized += [head for one in tables.values() for head in one.heads]
     # As `destinations` will have them: those of the linear layers are no longer on meta then.
     others = [name for name in tensors if name in checkpoint.dequantized]
     others += [
         name
         for name, parameter in model.named_parameters()
-        if parameter.is_meta and name in checkpoint.dequantized and name.removesuffix(".weight") not in linears
+        if parameter.is_meta and name in checkpoint.dequantized
+        if name.removesuffix(".weight") not in (linears.keys() | tables.keys())
         if name not in checkpoint.experts
     ]
     sizes = [
         checkpoint.stored_bytes(name if name in checkpoint.tensors else name.removesuffix(".weight"))
-        for name in [*checkpoint.experts, *linears, *others]
+        for name in [*checkpoint.experts, *linears, *tables, *others]
     ]
     steps = chain(fill_experts(model, checkpoint, cuts, quantized), fill(checkpoint, dtype, layers, destinations))
     finish(track(steps, "loading", sizes, progress, "B", DELAY))
-    model.tie_weights()
+    if tables:
+        model.tie_weights(recompute_mapping=False)  # without the heads of tables in blocks
+    else:
+        model.tie_weights()
     return quantized
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..decoder import table_of
 from .sites import value_of
 
 _POSITIONS = 1 << 17  # of a model whose config names none
@@ -43,7 +44,7 @@ def positions_of(model: Any) -> int:
 
 def vocabulary_of(model: Any) -> int:
     """Return the number of ids that a causal language model of transformers takes."""
-    return int(getattr(model.config.get_text_config(), "vocab_size", 0)) or len(model.get_input_embeddings().weight)
+    return int(getattr(model.config.get_text_config(), "vocab_size", 0)) or table_of(model.get_input_embeddings()).rows
 
 
 def config_of(model: Any, logits: Tensor, positions: int, kv_heads: int) -> PagedConfig:

@@ -24,6 +24,7 @@ from ...nn.cache import token_bytes
 from ...nn.states import SequenceStates, StateShape
 from ..checks.trial import rms, without_side_effects
 from ..layers import interface
+from ..layers.block_embedding import BlockEmbedding
 from ..layers.memory import use_large_pages
 from ..layers.packed_linear import bytes_of
 from ..layers.paged import PAGED_NAME
@@ -272,9 +273,11 @@ def base_of(model: nn.Module) -> nn.Module:
 def step_bytes(model: nn.Module) -> int:
     """Return the bytes of weights that a step reads: all but the embedding, of which it reads one row per token."""
     inner = find_causal_model(model)
-    table = getattr(inner.get_input_embeddings(), "weight", None)
+    embedding, head = inner.get_input_embeddings(), inner.get_output_embeddings()
+    if isinstance(embedding, BlockEmbedding):
+        return bytes_of(model) - embedding.weight_bytes
+    table = getattr(embedding, "weight", None)
     if table is None:
         raise Unserved("its tokens have several embeddings")
-    head = inner.get_output_embeddings()
     shared = isinstance(head, nn.Module) and head._parameters.get("weight") is table
     return bytes_of(model) - (0 if shared else table.nbytes)
