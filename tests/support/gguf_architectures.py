@@ -18,6 +18,8 @@ from torch_infini.testing.causal_types import shrunk
 from torch_infini.testing.new_model import draw_weights
 
 LAYERS = 4
+# Matrices that files have in full precision.
+UNQUANTIZED = ("_bias", "gate.weight", "gate.wg.weight", "router.weight", "conv.conv.weight")
 
 
 class Case(NamedTuple):
@@ -92,6 +94,8 @@ _SCALES = {
     "logits_scaling": 4.0,
 }
 
+_PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 11158840.0}}
+
 CASES: dict[str, Case] = {
     "gemma": Case("gemma", changes=_TIED, adds_one=True),
     "gemma2": Case("gemma2", _caps, {"query_pre_attn_scalar": 16, **_CAPS, **_TIED}, adds_one=True),
@@ -141,6 +145,71 @@ CASES: dict[str, Case] = {
         },
         permutes=True,
     ),
+    "granitemoe": Case(
+        "granitemoe",
+        lambda c: {
+            "expert_count": c.num_local_experts,
+            "expert_used_count": c.num_experts_per_tok,
+            "attention.scale": c.attention_multiplier,
+            "embedding_scale": c.embedding_multiplier,
+            "residual_scale": c.residual_multiplier,
+            "logit_scale": c.logits_scaling,
+        },
+        _SCALES,
+        permutes=True,
+    ),
+    "arcee": Case("arcee", permutes=True),
+    "olmoe": Case("olmoe", _experts, {"norm_topk_prob": False}),
+    "hunyuan-dense": Case("hunyuan_v1_dense", changes=_PLAIN),
+    "hunyuan-moe": Case(
+        "hunyuan_v1_moe",
+        lambda c: {
+            "expert_count": c.num_experts,
+            "expert_used_count": c.moe_topk,
+            "expert_shared_feed_forward_length": c.intermediate_size,
+            "expert_shared_count": 1,
+        },
+        {**_PLAIN, "moe_topk": 2, "num_experts_per_tok": 2},
+    ),
+    "dots1": Case(
+        "dots1",
+        lambda c: (
+            _experts(c)
+            | {
+                "expert_shared_count": c.n_shared_experts,
+                "leading_dense_block_count": c.first_k_dense_replace,
+                "expert_weights_scale": c.routed_scaling_factor,
+                "expert_weights_norm": c.norm_topk_prob,
+                "expert_gating_func": 2,
+            }
+        ),
+        {
+            **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "sliding_window": None},
+            **{"n_routed_experts": 4, "num_experts_per_tok": 2},
+        },
+    ),
+    "lfm2moe": Case(
+        "lfm2_moe",
+        lambda c: (
+            _experts(c)
+            | {
+                "shortconv.l_cache": c.conv_L_cache,
+                "attention.head_count_kv": [2 if one == "full_attention" else 0 for one in c.layer_types],
+                "leading_dense_block_count": c.num_dense_layers,
+                "expert_gating_func": 2,
+            }
+        ),
+        {
+            "layer_types": ["conv", "full_attention"] * 2,
+            "num_dense_layers": 1,
+            "num_experts_per_tok": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "nemotron": Case(
+        "nemotron", lambda c: _partial(c) | {"attention.layer_norm_epsilon": float(c.norm_eps)}, adds_one=True
+    ),
+    "ernie4_5": Case("ernie4_5"),
     "olmo2": Case("olmo2"),
     "olmo2-windows": Case("olmo3", _window),
     "exaone4": Case("exaone4", _window),
@@ -254,6 +323,9 @@ def _stored(key: str, tensor: Tensor, case: Case, config: Any) -> list[tuple[str
     if ".experts." not in key:
         # The converter drops dimensions of 1; the package has the names of the classes' older releases.
         older = key.replace(".mlp.gate.", ".block_sparse_moe.gate.") if case.kind == "mixtral" else key
+        older = older.replace("block_sparse_moe.router.", "block_sparse_moe.router.layer.")
+        older = older.replace("e_score_correction_bias", "e_score_correction.bias")
+        older = older.replace("feed_forward.expert_bias", "feed_forward.expert_bias.bias")
         return [(older, tensor.squeeze())]
     layer, is_bias = key.split(".")[2], key.endswith("_bias")
     rows = tensor.transpose(1, 2) if case.kind == "gpt_oss" and not is_bias else tensor
@@ -275,9 +347,9 @@ def _write_tensor(writer: Any, name: str, part: Tensor, kind: str, case: Case, k
     order = torch.arange(len(part))
     if heads:  # row r of a head goes behind row r - half
         order = order.view(heads, 2, -1).transpose(1, 2).flatten()
-    if part.dim() == 1 or key.endswith(("_bias", "mlp.gate.weight", "router.weight", "conv.conv.weight")):
+    if part.dim() == 1 or key.endswith(UNQUANTIZED):
         values = part[order].float()
-        if case.adds_one and "norm" in name:
+        if case.adds_one and name.endswith("norm.weight"):
             values = values + 1
         writer.add_tensor(name, values.contiguous().numpy())
         return

@@ -198,6 +198,20 @@ def experts(m: Metadata) -> dict[str, Any]:
     }
 
 
+def with_expert_length(m: Metadata) -> Metadata:
+    """Return the metadata with an MLP's length where a file has only that of experts: some configs ask for it."""
+    fields = dict(m.fields)
+    length = m.get("expert_feed_forward_length") or m.size("feed_forward_length")
+    for name in ("feed_forward_length", "expert_feed_forward_length"):
+        fields.setdefault(f"{m.architecture}.{name}", length)
+    return Metadata(m.path, fields, m.infos)
+
+
+def shared_experts(name: str) -> dict[str, str]:
+    """Return the names of the MLP that computes every token beside a mixture; `name`: transformers' of that MLP."""
+    return {f"ffn_{part}_shexp": f"{name}.{part}_proj" for part in ("gate", "up", "down")}
+
+
 def present(m: Metadata, **names: str) -> dict[str, Any]:
     """Return the values of the fields that the file has, by the config's names."""
     return {entry: m.get(name) for entry, name in names.items() if m.get(name) is not None}

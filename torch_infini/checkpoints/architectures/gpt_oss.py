@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import Architecture, Metadata, decoder, experts, rope
+from ..architecture import Architecture, Metadata, decoder, experts, rope, with_expert_length
 
 
 def _gpt_oss(m: Metadata) -> dict[str, Any]:
-    fields = dict(m.fields)
-    fields.setdefault("gpt-oss.feed_forward_length", m.size("expert_feed_forward_length"))
-    m = Metadata(m.path, fields, m.infos)
+    m = with_expert_length(m)
     config = {**decoder(m, "gpt_oss"), **experts(m), "sliding_window": m["attention.sliding_window"]}
     config["intermediate_size"] = m.size("expert_feed_forward_length")
     config["rope_parameters"] = rope(m)

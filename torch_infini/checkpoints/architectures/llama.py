@@ -16,7 +16,7 @@ def _llama(m: Metadata) -> dict[str, Any]:
     return {"architectures": ["LlamaForCausalLM"], **decoder(m, "llama")}
 
 
-def _granite(m: Metadata) -> dict[str, Any]:
+def _granite(m: Metadata, model_type: str = "granite") -> dict[str, Any]:
     multipliers = present(
         m,
         attention_multiplier="attention.scale",
@@ -24,7 +24,15 @@ def _granite(m: Metadata) -> dict[str, Any]:
         residual_multiplier="residual_scale",
         logits_scaling="logit_scale",
     )
-    return {**decoder(m, "granite"), **multipliers}
+    return {**decoder(m, model_type), **multipliers}
+
+
+def _granitemoe(m: Metadata) -> dict[str, Any]:
+    return {**_granite(m, "granitemoe"), **experts(m)}
+
+
+def _arcee(m: Metadata) -> dict[str, Any]:
+    return decoder(m, "arcee")
 
 
 def _smollm3(m: Metadata) -> dict[str, Any]:
@@ -44,10 +52,14 @@ def _mistral3(m: Metadata) -> dict[str, Any]:
 
 
 _MIXTRAL = {"ffn_gate_inp": "mlp.gate"}
+_GRANITE_ROUTER = {"ffn_gate_inp": "block_sparse_moe.router"}
+_GRANITE_EXPERTS = {name.replace("mlp.", "block_sparse_moe."): parts for name, parts in EXPERTS.items()}
 
 ARCHITECTURES = (
     Architecture("llama", _llama, _MIXTRAL, interleaved=True, parts=EXPERTS),
     Architecture("granite", _granite, interleaved=True),
+    Architecture("granitemoe", _granitemoe, _GRANITE_ROUTER, interleaved=True, parts=_GRANITE_EXPERTS),
+    Architecture("arcee", _arcee, interleaved=True),
     Architecture("smollm3", _smollm3, interleaved=True),
     Architecture("mistral3", _mistral3, interleaved=True),
 )

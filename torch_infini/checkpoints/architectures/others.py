@@ -1,4 +1,7 @@
-"""Dense decoders with names or norms of their own: OLMo, EXAONE, Seed, StarCoder, StableLM, GLM, Command R, LFM2."""
+"""Dense decoders with names or norms of their own.
+
+OLMo, EXAONE, Seed, StarCoder, StableLM, GLM, Command R, LFM2, Hunyuan, Nemotron, ERNIE.
+"""
 
 from __future__ import annotations
 
@@ -76,15 +79,16 @@ def _cohere2(m: Metadata) -> dict[str, Any]:
     return {**_command_r(m), "model_type": "cohere2", **more}
 
 
-def _lfm2(m: Metadata) -> dict[str, Any]:
+def lfm2(m: Metadata, model_type: str = "lfm2") -> dict[str, Any]:
     kv = m["attention.head_count_kv"]  # of each layer; 0: a convolution
     layers = m.size("block_count")
     if not isinstance(kv, list) or len(kv) != layers:
         raise ValueError(
-            f"{NAME}: lfm2.attention.head_count_kv in {m.path} must have an entry for each of {layers} layers, got {kv}"
+            f"{NAME}: {m.architecture}.attention.head_count_kv in {m.path} must have an entry for each of {layers} "
+            f"layers, got {kv}"
         )
     return {
-        "model_type": "lfm2",
+        "model_type": model_type,
         **sizes(m),
         "num_key_value_heads": max(kv),
         "norm_eps": m["attention.layer_norm_rms_epsilon"],
@@ -97,7 +101,28 @@ def _lfm2(m: Metadata) -> dict[str, Any]:
     }
 
 
-_LFM2_NAMES = {
+def _hunyuan(m: Metadata) -> dict[str, Any]:
+    return decoder(m, "hunyuan_v1_dense")
+
+
+def _nemotron(m: Metadata) -> dict[str, Any]:
+    return {
+        "model_type": "nemotron",
+        **sizes(m),
+        "head_dim": m.head_dim,
+        "norm_eps": m["attention.layer_norm_epsilon"],
+        "hidden_act": "relu2",
+        "attention_bias": "blk.0.attn_q.bias" in m,
+        "mlp_bias": "blk.0.ffn_up.bias" in m,
+        "rope_parameters": rope(m, partial=True),
+    }
+
+
+def _ernie4_5(m: Metadata) -> dict[str, Any]:
+    return {**decoder(m, "ernie4_5"), "use_bias": "blk.0.attn_q.bias" in m}
+
+
+LFM2_NAMES = {
     "token_embd_norm": "model.embedding_norm",
     "output_norm": "model.embedding_norm",
     "attn_norm": "operator_norm",
@@ -118,6 +143,8 @@ _GLM4_NAMES = {
     "post_ffw_norm": "post_mlp_layernorm",
 }
 
+_HUNYUAN_NAMES = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+
 ARCHITECTURES = (
     Architecture("olmo2", _olmo2, POST_NAMES),
     Architecture("exaone4", _exaone4, POST_NAMES),
@@ -127,5 +154,8 @@ ARCHITECTURES = (
     Architecture("glm4", _glm4, _GLM4_NAMES),
     Architecture("command-r", _command_r),
     Architecture("cohere2", _cohere2),
-    Architecture("lfm2", _lfm2, _LFM2_NAMES, added={"conv.conv.weight": 1}),
+    Architecture("hunyuan-dense", _hunyuan, _HUNYUAN_NAMES),
+    Architecture("nemotron", _nemotron, adds_one=True),
+    Architecture("ernie4_5", _ernie4_5),
+    Architecture("lfm2", lfm2, LFM2_NAMES, added={"conv.conv.weight": 1}),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import EXPERTS, Architecture, Metadata, decoder, experts
+from ..architecture import EXPERTS, Architecture, Metadata, decoder, experts, shared_experts, with_expert_length
 
 
 def _dense(m: Metadata) -> dict[str, Any]:
@@ -13,10 +13,7 @@ def _dense(m: Metadata) -> dict[str, Any]:
 
 
 def _mixture(m: Metadata, model_type: str, **more: Any) -> dict[str, Any]:
-    # The length of a dense MLP, which no layer has, is optional.
-    fields = dict(m.fields)
-    fields.setdefault(f"{m.architecture}.feed_forward_length", m.size("expert_feed_forward_length"))
-    m = Metadata(m.path, fields, m.infos)
+    m = with_expert_length(m)
     inner = {"moe_intermediate_size": m.size("expert_feed_forward_length"), "decoder_sparse_step": 1}
     return {**decoder(m, model_type), **experts(m), **inner, "mlp_only_layers": [], **more}
 
@@ -36,9 +33,7 @@ def _qwen3moe(m: Metadata) -> dict[str, Any]:
 _ROUTER = {"ffn_gate_inp": "mlp.gate"}
 _SHARED = {
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    **shared_experts("mlp.shared_expert"),
 }
 
 ARCHITECTURES = (

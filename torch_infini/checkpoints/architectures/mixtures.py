@@ -1,0 +1,71 @@
+"""Mixtures of experts whose files name their parts alike: OLMoE, Hunyuan, dots1, LFM2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..architecture import EXPERTS, Architecture, Metadata, decoder, experts, rope, shared_experts, with_expert_length
+from .others import LFM2_NAMES, lfm2
+
+_BIAS = "exp_probs_b.bias"  # of the scores, for the choice alone
+
+
+def _olmoe(m: Metadata) -> dict[str, Any]:
+    m = with_expert_length(m)
+    inner = m.size("expert_feed_forward_length")
+    return {**decoder(m, "olmoe"), **experts(m), "intermediate_size": inner, "norm_topk_prob": False}
+
+
+def _hunyuan(m: Metadata) -> dict[str, Any]:
+    m = with_expert_length(m)
+    found = {**decoder(m, "hunyuan_v1_moe"), **experts(m), "num_shared_expert": 1}
+    found["intermediate_size"] = m.size("expert_feed_forward_length")
+    return {**found, "moe_topk": m.size("expert_used_count"), "moe_intermediate_size": found["intermediate_size"]}
+
+
+def _dots1(m: Metadata) -> dict[str, Any]:
+    return {
+        **decoder(m, "dots1"),
+        **experts(m),
+        "n_routed_experts": m.size("expert_count"),
+        "n_shared_experts": m.size("expert_shared_count"),
+        "moe_intermediate_size": m.size("expert_feed_forward_length"),
+        "first_k_dense_replace": m.get("leading_dense_block_count", 0),
+        "routed_scaling_factor": m.get("expert_weights_scale", 1.0),
+        "norm_topk_prob": bool(m.get("expert_weights_norm", False)),
+        "n_group": 1,
+        "topk_group": 1,
+        "sliding_window": None,
+        "rope_parameters": rope(m),
+    }
+
+
+def _lfm2moe(m: Metadata) -> dict[str, Any]:
+    return {
+        **lfm2(m, "lfm2_moe"),
+        **experts(m),
+        "moe_intermediate_size": m.size("expert_feed_forward_length"),
+        "num_dense_layers": m.get("leading_dense_block_count", 0),
+        "use_expert_bias": any(name.endswith(_BIAS) for name in m.infos),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    }
+
+
+_ROUTER = {"ffn_gate_inp": "mlp.gate"}
+_HUNYUAN_NAMES = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+    "ffn_gate_inp": "mlp.gate.wg",
+    **shared_experts("mlp.shared_mlp"),
+}
+_DOTS1_NAMES = {_BIAS: "mlp.gate.e_score_correction_bias", **_ROUTER, **shared_experts("mlp.shared_experts")}
+_LFM2MOE_NAMES = {**LFM2_NAMES, _BIAS: "feed_forward.expert_bias", "ffn_gate_inp": "feed_forward.gate"}
+_LFM2MOE_PARTS = {name.replace("mlp.", "feed_forward."): parts for name, parts in EXPERTS.items()}
+
+ARCHITECTURES = (
+    Architecture("olmoe", _olmoe, _ROUTER, parts=EXPERTS),
+    Architecture("hunyuan-moe", _hunyuan, _HUNYUAN_NAMES, parts=EXPERTS),
+    Architecture("dots1", _dots1, _DOTS1_NAMES, parts=EXPERTS),
+    Architecture("lfm2moe", _lfm2moe, _LFM2MOE_NAMES, parts=_LFM2MOE_PARTS, added={"conv.conv.weight": 1}),
+)
