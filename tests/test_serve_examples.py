@@ -96,7 +96,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
         pytest.skip("there is no systemd-analyze")
     copy = tmp_path / "torch_infini.service"
     text = (EXAMPLES / "torch_infini.service").read_text()
-    copy.write_text(text.replace("/opt/torch_infini/bin/python", sys.executable))
+    copy.write_text(text.replace("/opt/torch_infini/bin/python", f'"{sys.executable}"'))  # its path may have spaces
     command = ["systemd-analyze", "verify", "--man=no", str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "torch_infini.service:" not in done.stderr, done.stderr
