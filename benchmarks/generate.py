@@ -36,7 +36,7 @@ from peers.engines import DTYPES, PEERS, Failure, has_variant
 
 from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.shapes import MIXTURES, SHAPES
+from torch_infini.testing.shapes import FAMILIES, MIXTURES, SHAPES
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ SHAPE_CELLS = {
     "1.1B": [name for name in CELLS if CELLS[name].kind in ("decode", "prefill") and CELLS[name].batch < 32],
     "160M": ["generate"],
     "tiny": list(CELLS),
-    **dict.fromkeys(MIXTURES, ["decode-16", "decode-16x8", "prefill-512"]),
+    **dict.fromkeys((*MIXTURES, *FAMILIES), ["decode-16", "decode-16x8", "prefill-512"]),
 }
 
 

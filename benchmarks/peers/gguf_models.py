@@ -18,7 +18,11 @@ import gguf
 import numpy as np
 import protocol
 
-ARCHITECTURES = {"llama": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}  # by the model_type of the config
+# By the model_type of the config.
+ARCHITECTURES = {
+    **{"llama": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"},
+    **{"gemma3_text": "gemma3", "granite": "granite", "olmo2": "olmo2"},
+}
 BLOCK = 2048  # most tokens of one llama_decode; llama.cpp itself cuts it into pieces of 512
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -36,6 +40,20 @@ NAMES = {
     "mlp.router": "ffn_gate_inp",
     "self_attn.sinks": "attn_sinks",
 }
+# Where post_attention_layernorm is a norm of what attention gives, not of what the MLP takes.
+POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+WITH_POST_NORMS = ("gemma3", "olmo2")
+INTERLEAVED = ("llama", "granite")  # whose files have rotary pairs side by side
+SCALES = {
+    "attention_multiplier": "add_attention_scale",
+    "embedding_multiplier": "add_embedding_scale",
+    "residual_multiplier": "add_residual_scale",
+    "logits_scaling": "add_logit_scale",
+}
 ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -48,6 +66,8 @@ def gguf_name(name: str, architecture: str) -> str:
     if name in TOP_NAMES:
         return f"{TOP_NAMES[name]}.{suffix}"
     layer, part = name.removeprefix("model.layers.").split(".", 1)
+    if architecture in WITH_POST_NORMS and part in POST_NORMS:
+        return f"blk.{layer}.{POST_NORMS[part]}.{suffix}"
     is_norm = architecture == "gpt-oss" and part == "post_attention_layernorm"
     return f"blk.{layer}.{'post_attention_norm' if is_norm else NAMES[part]}.{suffix}"
 
@@ -111,7 +131,9 @@ def write_bf16(folder: Path, path: Path, tokens: Sequence[str] = ()) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
+    rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(config.get("rope_theta") or rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("gpt2" if tokens else "no_vocab")
@@ -126,12 +148,14 @@ def write_bf16(folder: Path, path: Path, tokens: Sequence[str] = ()) -> None:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
-    scaling = config.get("rope_parameters") or {}
-    if scaling.get("rope_type") == "yarn":
+    if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(scaling["factor"])
-        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
-    if architecture == "gpt-oss":
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if architecture == "granite":
+        for name, scale in SCALES.items():
+            getattr(writer, scale)(config[name])
+    if architecture in ("gpt-oss", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
 
     def add(name: str, bits: np.ndarray) -> None:
@@ -144,8 +168,8 @@ def write_bf16(folder: Path, path: Path, tokens: Sequence[str] = ()) -> None:
             continue
         to = gguf_name(name, architecture)
         if bits.ndim == 1 or name.endswith(ROUTERS):  # norms, biases and routers are float32 in GGUF
-            writer.add_tensor(to, float32(bits))
-        elif architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            writer.add_tensor(to, float32(bits) + (architecture == "gemma3"))  # whose norms have 1 added in files
+        elif architecture in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             add(to, interleaved(bits, heads if "q_proj" in name else kv_heads))
         else:
             add(to, bits)

@@ -117,7 +117,67 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-SHAPES = {**{name: ("Llama", config) for name, config in LLAMAS.items()}, **MIXTURES}
+# Dense decoders that differ from Llama: Gemma 3 1B, Granite 3 2B and OLMo 2 1B.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3-1B": (
+        "Gemma3",
+        {
+            "hidden_size": 1152,
+            "intermediate_size": 6912,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 512,
+            "vocab_size": 262144,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-2B": (
+        "Granite",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "attention_multiplier": 0.015625,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 8.0,
+            "vocab_size": 49152,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo2-1B": (
+        "Olmo2",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "vocab_size": 100352,
+        },
+    ),
+    "tiny-gemma3": (
+        "Gemma3",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 128,
+            "query_pre_attn_scalar": 128,
+            "sliding_window": 32,
+            "vocab_size": 512,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+SHAPES = {**{name: ("Llama", config) for name, config in LLAMAS.items()}, **MIXTURES, **FAMILIES}
 
 
 def random_of_shape(shape: str, layers: int | None = None) -> PreTrainedModel:
@@ -131,7 +191,7 @@ def random_of_shape(shape: str, layers: int | None = None) -> PreTrainedModel:
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     more = {"max_position_embeddings": 4096, "tie_word_embeddings": False, "dtype": torch.bfloat16}
     classes, config = SHAPES[shape]
-    model: Any = new_model(classes, {**config, **fewer, **ids, **more}, seed=0)
+    model: Any = new_model(classes, {**more, **config, **fewer, **ids}, seed=0)
     return model.to(torch.bfloat16)
 
 
