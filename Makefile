@@ -79,7 +79,7 @@ $(VENV)/.wheel: $(VENV)/.test
 	@touch $@
 
 wheel: build $(VENV)/.wheel
-	@$(PY) .ci/wheel.py $(if $(TORCHES),--torches $(TORCHES)) $(if $(PYTHONS),--pythons $(PYTHONS))
+	@$(PY) .ci/wheel.py $(if $(MACHINE),--machine $(MACHINE)) $(if $(TORCHES),--torches $(TORCHES)) $(if $(PYTHONS),--pythons $(PYTHONS))
 
 # Not a part of test: it downloads a torch for each row. docs/install.md has its table.
 matrix:

@@ -404,8 +404,8 @@ def module_flags(include: Path | None = None) -> tuple[str | None, str]:
     """
     if not WITH_COMPAT:
         return None, "INFINI_COMPAT=0"
-    if IS_CROSS:
-        return None, f"a cross build for {MACHINE} has no Python of that machine"
+    if IS_CROSS and include is None:
+        return None, f"a cross build for {MACHINE} has no Python of that machine, and INFINI_PYTHONS names none"
     python = include or Path(sysconfig.get_path("include"))
     if not (python / "Python.h").is_file():
         return None, f"Python's headers are missing in {python}: install python3-dev"
@@ -419,11 +419,13 @@ def module_flags(include: Path | None = None) -> tuple[str | None, str]:
 def modules() -> list[Variant]:
     """The modules to build, that of the Python that runs first; none where it cannot be built."""
     own, _ = module_flags()
-    if own is None:
+    if own is None and not IS_CROSS:
         return []
     # Python's functions stay undefined: the process that imports it has them.
     links = "-Wl,-z,undefs"
-    found = [Variant(f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", "", own, links)]
+    found = []
+    if own is not None:
+        found = [Variant(f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}", "", own, links)]
     asked = "import sysconfig as s; print(s.get_path('include'), s.get_config_var('EXT_SUFFIX'), sep='\\n')"
     for python in given_paths("INFINI_PYTHONS"):
         try:
@@ -433,6 +435,8 @@ def modules() -> list[Variant]:
                 f"torch_infini: INFINI_PYTHONS must name Python interpreters, but {python!r} does not run: {error}"
             )
         include, suffix = said.splitlines()
+        # In a cross build the headers of a Python here: its sizes are those of the other machine, with 64 bits too.
+        suffix = suffix.replace(platform.machine(), MACHINE)
         flags, reason = module_flags(Path(include))
         if flags is None:
             sys.exit(f"torch_infini: INFINI_PYTHONS: {python} cannot be built for: {reason}")

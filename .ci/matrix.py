@@ -17,6 +17,7 @@ import argparse
 import csv
 import datetime
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -222,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plan:
         print("\n".join(map(str, wanted)))
         return 0
-    wheels = sorted((ROOT / "dist").glob("*.whl"))
+    wheels = sorted((ROOT / "dist").glob(f"*{platform.machine()}.whl"))
     if len(wheels) != 1:
         names = ", ".join(wheel.name for wheel in wheels) or "none"
         sys.exit(f"matrix: dist/ must have one wheel, got {names}: `make wheel` makes it")

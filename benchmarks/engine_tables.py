@@ -50,17 +50,20 @@ def engine_heads(rows: Rows) -> str:
 @table("serve.csv", engine_heads, name="serve")
 @table("mixtures.csv", engine_heads, name="mixtures")
 @table("mixtures-gpt-oss.csv", engine_heads, name="mixtures_gpt_oss")
+@table("decoders.csv", engine_heads, name="decoders")
 def by_engine(rows: Rows) -> Cells:
     """Tokens a second of every engine; the ratio is the engine's to the best other one, patched models left out."""
-    keys = ("cell", "dtype", "threads")
-    order = ("bfloat16", "int8", "int4")
-    for cell, dtype, threads in sorted(
-        {tuple(row[k] for k in keys) for row in rows}, key=lambda key: (key[0], key[2], order.index(key[1]))
+    keys = ("shape", "cell", "dtype", "threads")
+    order, shapes = ("bfloat16", "int8", "int4"), list(dict.fromkeys(row["shape"] for row in rows))
+    for shape, cell, dtype, threads in sorted(
+        {tuple(row[k] for k in keys) for row in rows},
+        key=lambda key: (shapes.index(key[0]), key[1], key[3], order.index(key[2])),
     ):
-        of_cell = [row for row in rows if tuple(row[k] for k in keys) == (cell, dtype, threads)]
+        of_cell = [row for row in rows if tuple(row[k] for k in keys) == (shape, cell, dtype, threads)]
         rates = {row["engine"]: float(row["tokens_per_s"]) for row in of_cell if row["tokens_per_s"]}  # "": it failed
         best = max(rate for engine, rate in rates.items() if engine.partition(" ")[0] not in OURS)
-        cells = [f"{CASES[cell]}, {WEIGHTS.get(dtype, dtype)}, {threads}"]
+        name = f"{shape}: " if len(shapes) > 1 else ""
+        cells = [f"{name}{CASES[cell]}, {WEIGHTS.get(dtype, dtype)}, {threads}"]
         for column in columns_of(rows):
             found = [(e.removeprefix(column).strip(), rate) for e, rate in rates.items() if e.startswith(column)]
             cells.append(", ".join(f"{variant} {rate:.1f}".strip() for variant, rate in found) or "-")
