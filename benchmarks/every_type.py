@@ -32,7 +32,7 @@ from torch_infini.patch.paged import OwnCacheModel
 from torch_infini.patch.paged.serve import load_served_model
 from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
 
-LIMIT = 600  # seconds for a type, of which the longest takes 15 on an idle machine
+LIMIT = 600  # seconds for a type, also beside busy loops
 ALLOWED = 1e-4  # of the difference
 SIZES: dict[str, Any] = {"block_size": 4, "chunk_size": 8, "cache_blocks": 26}  # of the engine
 NEW = 12  # tokens of a request

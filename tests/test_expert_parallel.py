@@ -132,6 +132,8 @@ def test_arguments(tmp_path: Path) -> None:
     ]
     with pytest.raises(ValueError, match="enable_expert_parallel must be left out for a model without experts"):
         LLM(tmp_path / "llama", enable_expert_parallel=True, **SETTINGS)
+    with pytest.raises(ValueError, match="enable_expert_parallel must be True or False, got 'no'"):
+        LLM(tmp_path / "moe", enable_expert_parallel="no", **SETTINGS)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="enable_expert_parallel must be left out for a model that is loaded"):
         LLM(build("qwen3_moe"), enable_expert_parallel=True, **SETTINGS)
 

@@ -72,6 +72,8 @@ def load_served(
     size = tensor_parallel_size
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"{_NAME}: tensor_parallel_size must be an integer of at least 1, got {size!r}")
+    if not isinstance(expert_parallel, bool):
+        raise ValueError(f"{_NAME}: enable_expert_parallel must be True or False, got {expert_parallel!r}")
     if quantization is not None and not isinstance(quantization, str):
         raise ValueError(f"{_NAME}: quantization must be a name or None, got {quantization!r}")
     device_of(device)

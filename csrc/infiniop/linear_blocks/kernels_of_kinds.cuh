@@ -3,9 +3,9 @@
 //     static __device__ void decode(const Block &block, int run, float (&w)[32])
 // for the 32 elements of a run of a block. Products: a warp for each row of the weight, whose lanes take its runs in turn,
 // so the order of a sum depends on k alone; x is read in float from the caches, 4 rows at a time.
-// Limit for one row of x: memory bandwidth of the blocks; the instructions of decoding are near it (about 100 for 18 to 34
-// bytes, where a multiprocessor of an H200 reads 18.6 bytes in the time of 128 lanes' instructions). More rows take the
-// time of their multiply-adds.
+// Limit for one row of x, on paper: memory bandwidth of the blocks; the instructions of decoding are near it (about 100
+// for 18 to 34 bytes, where a multiprocessor of an H200 reads 18.6 bytes in the time of 128 lanes' instructions). More
+// rows take the time of their multiply-adds.
 #pragma once
 
 #include "cuda/launch.cuh"

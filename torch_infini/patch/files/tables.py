@@ -37,7 +37,12 @@ class Table(NamedTuple):
 def tables_in_blocks(
     model: PreTrainedModel, checkpoint: Checkpoint, modules: Mapping[str, nn.Module]
 ) -> dict[str, Table]:
-    """Return the tables among the modules that a checkpoint has in blocks, by their names."""
+    """Return the tables among the modules that a GGUF file has in blocks, by their names.
+
+    Layers of folders may be in integers of other formats, for which no embedding has an op: their tables are dense.
+    """
+    if not checkpoint.path.is_file():
+        return {}
     target = Target.of(model.dtype, torch.device("cpu"), checkpoint.activations)
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     found = {}
