@@ -307,7 +307,7 @@ def test_an_answer_goes_on_while_another_chat_is_shown(say: Say, gate: threading
     send(page, "Hello")
     expect(answers(page)).to_contain_text("zz")
     page.get_by_role("button", name="New chat").click()
-    assert page.get_by_role("article").count() == 0
+    expect(page.get_by_role("article")).to_have_count(0)
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     gate.set()
     page.get_by_role("link", name="Hello").click()
