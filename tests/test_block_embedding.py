@@ -20,7 +20,10 @@ pytest.importorskip("gguf")
 import torch_infini
 from support.gguf_architectures import write
 from torch_infini import LLM, SamplingParams
+from torch_infini.distributed.rank_threads import on_ranks
+from torch_infini.distributed.tensor_parallel import TPGroup
 from torch_infini.patch import save_patched
+from torch_infini.patch.files import foreign
 from torch_infini.patch.layers.block_embedding import BlockEmbedding, is_scaled
 from torch_infini.patch.layers.quantized_linear import QuantizedLinear
 from torch_infini.patch.paged.model import step_bytes
@@ -82,6 +85,34 @@ def test_float32_is_exact_and_served(written: tuple[Path, Any]) -> None:
     with torch.no_grad():
         scores = dense(input_ids=torch.tensor([IDS[0, :20].tolist() + tokens]), use_cache=False).logits
     assert tokens == scores[0, 19:-1].argmax(-1).tolist()
+
+
+def test_ranks(written: tuple[Path, Any]) -> None:
+    """Each has the whole table in blocks, and its rows of a tied head in blocks of their own."""
+    path, dense = written
+    expected = logits(dense)
+
+    def work(tp_group: TPGroup) -> Any:
+        model = foreign.load(path, torch.float32, tp_group=tp_group)
+        return model, logits(model)
+
+    for result in on_ranks(2, work):
+        assert not isinstance(result, Exception), result
+        model, found = result
+        assert float((found - expected).abs().max() / expected.abs().max()) <= 1e-5
+        table, head = table_of(model), model.get_output_embeddings()
+        assert isinstance(table, BlockEmbedding) and isinstance(head, QuantizedLinear)
+        assert not table.plan.is_shared
+        if dense.config.tie_word_embeddings:
+            assert 2 * blocks_of(head).nbytes == blocks_of(table).nbytes
+    settings = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    alone, shared = (
+        LLM(path, dtype="float32", tensor_parallel_size=size, cache_blocks=40, block_size=4, progress=False)
+        for size in (1, 2)
+    )
+    prompt = IDS[0, :20].tolist()
+    first, second = (llm.generate([prompt], settings)[0].outputs[0].token_ids for llm in (alone, shared))
+    assert list(first) == list(second)
 
 
 def test_bytes(written: tuple[Path, Any]) -> None:

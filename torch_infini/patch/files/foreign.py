@@ -329,7 +329,7 @@ def fill_model(
     modules = {name: model.get_submodule(name) for name in checkpoint.layers}
     linears = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
     layers = [Layer(projections(name, module), partial(put, name, module)) for name, module in linears.items()]
-    tables = {} if cuts else tables_in_blocks(model, checkpoint, modules)
+    tables = tables_in_blocks(model, checkpoint, modules)
     layers += [Layer(projections(name, one.module), partial(put_table, model, one)) for name, one in tables.items()]
     quantized += [head for one in tables.values() for head in one.heads]
     # As `destinations` will have them: those of the linear layers are no longer on meta then.

@@ -17,6 +17,7 @@ from ...checkpoints import Checkpoint, LinearWeight, Target
 from ...weights import BLOCKS
 from ..layers import block_embedding
 from ..layers.quantized_linear import QuantizedLinear, install_weight, integers_of
+from ..ranks.cut import part_of
 from ..swap import Unsupported
 
 
@@ -58,16 +59,22 @@ def tables_in_blocks(
 
 
 def put_table(model: PreTrainedModel, table: Table, weights: list[LinearWeight | None]) -> None:
-    """Give an embedding, and the head that is tied to it, the weight of a checkpoint."""
+    """Give an embedding, and the head that is tied to it, the weight of a checkpoint.
+
+    A rank's part of a head has rows of its own.
+    """
     (weight,) = weights
     assert weight is not None and weight.kind in BLOCKS
     blocks = weight.weight.clone(memory_format=torch.contiguous_format)  # out of the mapped file
-    format, memory = weight.kind, blocks
-    for name, head in table.heads.items():  # which may lay the blocks out in panels
-        install_weight(head, weight._replace(weight=blocks), model.dtype)
+    format, memory, is_shared = weight.kind, blocks, False
+    for name, head in table.heads.items():
+        part = part_of(head)
+        own = blocks if part is None else torch.cat([blocks[rows.span] for rows in part.rows])
+        install_weight(head, weight._replace(weight=own), model.dtype)  # which may lay the blocks out in panels
         quantized: Any = head
         assert isinstance(quantized, QuantizedLinear)
-        format, memory = quantized.plan.format, integers_of(quantized._buffers).weight
+        if part is None:
+            format, memory, is_shared = quantized.plan.format, integers_of(quantized._buffers).weight, True
         del model.all_tied_weights_keys[f"{name}.weight"]
-    plan = block_embedding.TablePlan(format, model.dtype, table.is_scaled, bool(table.heads))
+    plan = block_embedding.TablePlan(format, model.dtype, table.is_scaled, is_shared)
     block_embedding.install(table.module, plan, memory)
