@@ -11,15 +11,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
+from support import gguf_conversions as conversions
 from support.checkpoint_writers import gguf_blocks
-from torch_infini.testing.causal_types import shrunk
+from torch_infini.testing.causal_types import MORE, shrunk
 from torch_infini.testing.new_model import draw_weights
 
-LAYERS = 4
 # Matrices that files have in full precision.
-UNQUANTIZED = ("_bias", "gate.weight", "gate.wg.weight", "router.weight", "conv.conv.weight")
+UNQUANTIZED = (
+    *("_bias", "gate.weight", "gate.wg.weight", "router.weight", "router.proj.weight", "conv.conv.weight"),
+    *(
+        "mamba.D",
+        "mamba.norm.weight",
+        "A_log",
+        "conv1d.weight",
+        "in_proj_a.weight",
+        "in_proj_b.weight",
+        "in_proj_ba.weight",
+    ),
+    *("per_layer_input_gate.weight", "per_layer_projection.weight", "per_layer_model_projection.weight"),
+)
 
 
 class Case(NamedTuple):
@@ -29,15 +40,15 @@ class Case(NamedTuple):
         kind: The model_type of transformers.
         fields: Fields beside those of all decoders, from the config, by name without the architecture.
         changes: Entries of the model's config.
-        permutes: Whether q's and k's rows are interleaved in the file.
-        adds_one: Whether norms have 1 added there.
+        conversion: What becomes of tensors whose names, rows or values the file has otherwise.
+        behind: Blocks behind the layers, which predict further tokens.
     """
 
     kind: str
     fields: Callable[[Any], dict[str, Any]] = lambda c: {}
     changes: dict[str, Any] = {}
-    permutes: bool = False
-    adds_one: bool = False
+    conversion: conversions.Conversion = lambda key, tensor, config: None
+    behind: int = 0
 
 
 def _window(c: Any) -> dict[str, Any]:
@@ -94,14 +105,106 @@ _SCALES = {
     "logits_scaling": 4.0,
 }
 
+
+def _routed(c: Any) -> dict[str, Any]:
+    return _experts(c) | {
+        "expert_shared_count": c.n_shared_experts,
+        "leading_dense_block_count": c.first_k_dense_replace,
+        "expert_weights_scale": c.routed_scaling_factor,
+        "expert_weights_norm": c.norm_topk_prob,
+        "expert_gating_func": 2,
+    }
+
+
+def _delta(c: Any) -> dict[str, Any]:
+    return _partial(c) | {
+        "full_attention_interval": 4,
+        "ssm.conv_kernel": c.linear_conv_kernel_dim,
+        "ssm.state_size": c.linear_key_head_dim,
+        "ssm.group_count": c.linear_num_key_heads,
+        "ssm.time_step_rank": c.linear_num_value_heads,
+        "ssm.inner_size": c.linear_num_value_heads * c.linear_value_head_dim,
+    }
+
+
+def _shared_expert(c: Any) -> dict[str, Any]:
+    return _experts(c) | {"expert_shared_feed_forward_length": c.shared_expert_intermediate_size}
+
+
+def _latent(c: Any) -> dict[str, Any]:
+    return _routed(c) | {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": c.q_lora_rank,
+        "attention.kv_lora_rank": c.kv_lora_rank,
+        "attention.key_length": c.kv_lora_rank + c.qk_rope_head_dim,
+        "attention.value_length": c.kv_lora_rank,
+        "attention.key_length_mla": c.qk_nope_head_dim + c.qk_rope_head_dim,
+        "attention.value_length_mla": c.v_head_dim,
+        "rope.dimension_count": c.qk_rope_head_dim,
+    }
+
+
+def _hybrid(c: Any) -> dict[str, Any]:
+    found = {
+        "attention.head_count_kv": [c.num_key_value_heads * (one == "full_attention") for one in c.layer_types],
+        "attention.scale": c.attention_multiplier,
+        "embedding_scale": c.embedding_multiplier,
+        "residual_scale": c.residual_multiplier,
+        "logit_scale": c.logits_scaling,
+        "expert_shared_feed_forward_length": c.shared_intermediate_size,
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": c.mamba_d_conv,
+        "ssm.state_size": c.mamba_d_state,
+        "ssm.group_count": c.mamba_n_groups,
+        "ssm.inner_size": c.mamba_n_heads * c.mamba_d_head,
+        "ssm.time_step_rank": c.mamba_n_heads,
+    }
+    return found | (_experts(c) if c.num_local_experts else {})
+
+
+def _gemma4(c: Any) -> dict[str, Any]:
+    is_sliding = [one == "sliding_attention" for one in c.layer_types]
+    layers, full = len(is_sliding), is_sliding.index(False)
+    own = c.per_layer_config[full]
+    found = {
+        "attention.sliding_window": c.sliding_window,
+        "attention.sliding_window_pattern": is_sliding,
+        "attention.shared_kv_layers": c.num_kv_shared_layers,
+        "attention.key_length": own.head_dim,
+        "attention.key_length_swa": c.per_layer_config[1 - full].head_dim,
+        "embedding_length_per_layer_input": c.hidden_size_per_layer_input,
+        "rope.freq_base_swa": float(c.rope_parameters["sliding_attention"]["rope_theta"]),
+        "final_logit_softcapping": c.final_logit_softcapping,
+    }
+    if c.use_double_wide_mlp:
+        first = layers - c.num_kv_shared_layers
+        found["feed_forward_length"] = [c.intermediate_size * (1 + (i >= first)) for i in range(layers)]
+    found["attention.head_count_kv"] = [c.per_layer_config[i].num_key_value_heads for i in range(layers)]
+    if c.enable_moe_block:
+        found |= {
+            "expert_count": c.num_experts,
+            "expert_used_count": c.top_k_experts,
+            "expert_feed_forward_length": c.moe_intermediate_size,
+        }
+    return found
+
+
+_HEADS = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "head_dim": 32}
+_LATENT = {
+    **{"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4},
+    "qk_head_dim": 40,
+}
+_ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1}
 _PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 11158840.0}}
 
 CASES: dict[str, Case] = {
-    "gemma": Case("gemma", changes=_TIED, adds_one=True),
-    "gemma2": Case("gemma2", _caps, {"query_pre_attn_scalar": 16, **_CAPS, **_TIED}, adds_one=True),
-    "gemma3": Case("gemma3_text", _window, {"query_pre_attn_scalar": 16, "num_hidden_layers": 7}, adds_one=True),
+    "gemma": Case("gemma", changes=_TIED, conversion=conversions.with_one),
+    "gemma2": Case("gemma2", _caps, {"query_pre_attn_scalar": 16, **_CAPS, **_TIED}, conversion=conversions.with_one),
+    "gemma3": Case(
+        "gemma3_text", _window, {"query_pre_attn_scalar": 16, "num_hidden_layers": 7}, conversion=conversions.with_one
+    ),
     "phi3": Case("phi3", lambda c: _partial(c) | _window(c) | {"rope.scaling.original_context_length": 4096}),
-    "phi3-long": Case(
+    "phi3/long": Case(
         "phi3",
         lambda c: _partial(c) | {"rope.scaling.original_context_length": 64},
         {"rope_parameters": _LONG, "original_max_position_embeddings": 64, "sliding_window": None},
@@ -112,7 +215,7 @@ CASES: dict[str, Case] = {
         {"norm_topk_prob": False},
     ),
     "qwen3moe": Case("qwen3_moe", _experts, {"norm_topk_prob": True, "num_local_experts": 4}),
-    "llama": Case("mixtral", _experts, permutes=True),
+    "llama": Case("mixtral", _experts, conversion=conversions.neighbours),
     "gpt-oss": Case(
         "gpt_oss",
         lambda c: _experts(c) | _window(c) | _yarn(c),
@@ -127,9 +230,9 @@ CASES: dict[str, Case] = {
             "logit_scale": c.logits_scaling,
         },
         _SCALES,
-        permutes=True,
+        conversion=conversions.neighbours,
     ),
-    "smollm3": Case("smollm3", permutes=True),
+    "smollm3": Case("smollm3", conversion=conversions.neighbours),
     "mistral3": Case(
         "ministral3",
         lambda c: _yarn(c) | {"attention.temperature_scale": 0.1, "rope.scaling.yarn_log_multiplier": 1.0},
@@ -143,7 +246,7 @@ CASES: dict[str, Case] = {
                 **_YARN,
             }
         },
-        permutes=True,
+        conversion=conversions.neighbours,
     ),
     "granitemoe": Case(
         "granitemoe",
@@ -156,9 +259,21 @@ CASES: dict[str, Case] = {
             "logit_scale": c.logits_scaling,
         },
         _SCALES,
-        permutes=True,
+        conversion=conversions.neighbours,
     ),
-    "arcee": Case("arcee", permutes=True),
+    "granitehybrid": Case(
+        "granitemoehybrid",
+        _hybrid,
+        {**MORE["granitemoehybrid"], **_SCALES, "num_experts_per_tok": 2},
+        conversions.granite_hybrid,
+    ),
+    "granitehybrid/dense": Case(
+        "granitemoehybrid",
+        _hybrid,
+        {**MORE["granitemoehybrid"], **_SCALES, "num_local_experts": 0, "num_experts_per_tok": 0, **_TIED},
+        conversions.granite_hybrid,
+    ),
+    "arcee": Case("arcee", conversion=conversions.neighbours),
     "olmoe": Case("olmoe", _experts, {"norm_topk_prob": False}),
     "hunyuan-dense": Case("hunyuan_v1_dense", changes=_PLAIN),
     "hunyuan-moe": Case(
@@ -173,16 +288,7 @@ CASES: dict[str, Case] = {
     ),
     "dots1": Case(
         "dots1",
-        lambda c: (
-            _experts(c)
-            | {
-                "expert_shared_count": c.n_shared_experts,
-                "leading_dense_block_count": c.first_k_dense_replace,
-                "expert_weights_scale": c.routed_scaling_factor,
-                "expert_weights_norm": c.norm_topk_prob,
-                "expert_gating_func": 2,
-            }
-        ),
+        _routed,
         {
             **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "sliding_window": None},
             **{"n_routed_experts": 4, "num_experts_per_tok": 2},
@@ -206,12 +312,86 @@ CASES: dict[str, Case] = {
             "tie_word_embeddings": True,
         },
     ),
+    "glm4moe": Case(
+        "glm4_moe",
+        lambda c: _routed(c) | _partial(c) | {"nextn_predict_layers": 1},
+        {**_ROUTED, "use_qk_norm": True, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+        behind=1,
+    ),
+    "minimax-m2": Case(
+        "minimax_m2",
+        lambda c: _experts(c) | _partial(c) | {"expert_gating_func": 2},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
+        conversions.minimax,
+    ),
+    "deepseek2": Case(
+        "deepseek_v3",
+        lambda c: _latent(c) | _yarn(c) | {"rope.scaling.yarn_log_multiplier": 0.1 * 0.707},
+        {
+            **_LATENT,
+            **_ROUTED,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "mscale": 0.707,
+                "mscale_all_dim": 0.707,
+                **_YARN,
+            },
+        },
+        conversions.deepseek,
+    ),
+    "deepseek2/v2": Case(
+        "deepseek_v2",
+        lambda c: (
+            _latent(c)
+            | {"attention.key_length": 40, "attention.value_length": 32, "expert_gating_func": 1}
+            | {"attention.key_length_mla": None, "attention.value_length_mla": None, "attention.head_count_kv": 4}
+        ),
+        {**_LATENT, **_ROUTED, "q_lora_rank": None, "topk_method": "greedy"},
+    ),
+    "qwen35": Case(
+        "qwen3_5_text",
+        lambda c: _delta(c) | {"rope.dimension_sections": [11, 11, 10, 0]},
+        _HEADS,
+        conversions.qwen35,
+    ),
+    "qwen35moe": Case(
+        "qwen3_5_moe_text",
+        lambda c: _delta(c) | _shared_expert(c) | {"rope.dimension_sections": [11, 11, 10, 0]},
+        {**_HEADS, "num_experts_per_tok": 2},
+        conversions.qwen35,
+    ),
+    "qwen3next": Case(
+        "qwen3_next",
+        lambda c: _delta(c) | _shared_expert(c),
+        {**_HEADS, "num_experts_per_tok": 2},
+        conversions.qwen_next,
+    ),
+    "gemma4": Case(
+        "gemma4_text",
+        _gemma4,
+        {
+            **MORE["gemma4_text"],
+            **_TIED,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "final_logit_softcapping": 15.0,
+        },
+        conversions.gemma4,
+    ),
+    "gemma4/experts": Case(
+        "gemma4_text",
+        _gemma4,
+        {**MORE["gemma4"]["text_config"], **_TIED, "global_head_dim": 32, "top_k_experts": 2},
+        conversions.gemma4,
+    ),
     "nemotron": Case(
-        "nemotron", lambda c: _partial(c) | {"attention.layer_norm_epsilon": float(c.norm_eps)}, adds_one=True
+        "nemotron",
+        lambda c: _partial(c) | {"attention.layer_norm_epsilon": float(c.norm_eps)},
+        conversion=conversions.with_one,
     ),
     "ernie4_5": Case("ernie4_5"),
     "olmo2": Case("olmo2"),
-    "olmo2-windows": Case("olmo3", _window),
+    "olmo2/windows": Case("olmo3", _window),
     "exaone4": Case("exaone4", _window),
     "seed_oss": Case("seed_oss"),
     "starcoder2": Case("starcoder2", _window, _TIED),
@@ -264,23 +444,26 @@ def write(path: Path, name: str, kinds: Callable[[str], str] = lambda name: "Q8_
 
     case = CASES[name]
     model = small_model(case, **changes)
-    config, architecture = model.config, name.removesuffix("-long").removesuffix("-windows")
+    config, architecture = model.config, name.partition("/")[0]
     kind = next(one for one, text in gguf.MODEL_ARCH_NAMES.items() if text == architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, architecture)
-    _write_fields(writer, config, case.fields(config))
+    _write_fields(writer, config, case.fields(config) | {"block_count": config.num_hidden_layers + case.behind})
     rope = config.rope_parameters
+    if case.kind == "gemma4_text":
+        half, full = config.per_layer_config[len(config.layer_types) - 1].head_dim // 2, rope["full_attention"]
+        rotated = int(half * full["partial_rotary_factor"])
+        writer.add_tensor("rope_freqs.weight", torch.tensor([1.0] * rotated + [1e30] * (half - rotated)).numpy())
     if "long_factor" in rope:
         for length in ("long", "short"):
             writer.add_tensor(f"rope_factors_{length}.weight", torch.tensor(rope[f"{length}_factor"]).numpy())
     for key, tensor in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for place, part in _stored(key, tensor, case, config):
-            stem, last = (place, "weight") if place.endswith((".sinks", "_exps")) else place.rsplit(".", 1)
-            mapped = stem if stem.endswith("_exps") else names.get_name(stem) or names.get_name(place)
-            assert mapped is not None, place
-            _write_tensor(writer, f"{mapped}.{last}", part, kinds(key), case, key)
+        for stored in case.conversion(key, tensor, config) or conversions.usual(key, tensor, config):
+            _write_tensor(writer, _name_of(stored.name, names), stored, kinds(key), key)
+    for block in range(config.num_hidden_layers, config.num_hidden_layers + case.behind):
+        writer.add_tensor(f"blk.{block}.nextn.eh_proj.weight", torch.zeros(8, 4).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -292,13 +475,13 @@ def _write_fields(writer: Any, config: Any, more: dict[str, Any]) -> None:
     rope = config.rope_parameters
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    if "attention.head_count_kv" not in more:
-        writer.add_head_count_kv(config.num_key_value_heads)
-    if getattr(config, "head_dim", None):
-        writer.add_key_length(config.head_dim)
+    usual = {
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.key_length": "head_dim",
+    }
+    more = {name: getattr(config, entry, None) for name, entry in usual.items() if name not in more} | more
     for entry in ("rms_norm_eps", "norm_eps"):
         if hasattr(config, entry):
             writer.add_layer_norm_rms_eps(getattr(config, entry))
@@ -312,56 +495,35 @@ def _write_fields(writer: Any, config: Any, more: dict[str, Any]) -> None:
             writer.add_string(field, value)
         elif isinstance(value, list):
             writer.add_array(field, value)
+        elif isinstance(value, bool):
+            writer.add_bool(field, value)
         elif isinstance(value, float):
             writer.add_float32(field, value)
         elif value is not None:
             writer.add_uint32(field, value)
 
 
-def _stored(key: str, tensor: Tensor, case: Case, config: Any) -> list[tuple[str, Tensor]]:
-    """Return the file's tensors of one of the model's: names, and views of its values, [..., rows, columns]."""
-    if ".experts." not in key:
-        # The converter drops dimensions of 1; the package has the names of the classes' older releases.
-        older = key.replace(".mlp.gate.", ".block_sparse_moe.gate.") if case.kind == "mixtral" else key
-        older = older.replace("block_sparse_moe.router.", "block_sparse_moe.router.layer.")
-        older = older.replace("e_score_correction_bias", "e_score_correction.bias")
-        older = older.replace("feed_forward.expert_bias", "feed_forward.expert_bias.bias")
-        return [(older, tensor.squeeze())]
-    layer, is_bias = key.split(".")[2], key.endswith("_bias")
-    rows = tensor.transpose(1, 2) if case.kind == "gpt_oss" and not is_bias else tensor
-    last = ".bias" if is_bias else ""
-    if "down_proj" in key:
-        return [(f"blk.{layer}.ffn_down_exps{last}", rows)]
-    if case.kind == "gpt_oss":
-        gate, up = rows[:, 0::2], rows[:, 1::2]
-    else:
-        gate, up = rows.chunk(2, 1)
-    return [(f"blk.{layer}.ffn_{of}_exps{last}", part) for of, part in (("gate", gate), ("up", up))]
+def _name_of(name: str, names: Any) -> str:
+    if name.startswith("blk."):
+        return name
+    stem, last = (name, "weight") if name.endswith(".sinks") else name.rsplit(".", 1)
+    if last in ("A_log", "D"):
+        stem, last = name, ""
+    mapped = names.get_name(stem) or names.get_name(name)
+    assert mapped is not None, name
+    return f"{mapped}.{last}".removesuffix(".")
 
 
-def _write_tensor(writer: Any, name: str, part: Tensor, kind: str, case: Case, key: str) -> None:
+def _write_tensor(writer: Any, name: str, stored: conversions.Stored, kind: str, key: str) -> None:
     import gguf
 
-    config_heads = writer_heads(writer)
-    heads = config_heads.get(name.split(".")[2]) if case.permutes and name.count(".") > 2 else None
-    order = torch.arange(len(part))
-    if heads:  # row r of a head goes behind row r - half
-        order = order.view(heads, 2, -1).transpose(1, 2).flatten()
-    if part.dim() == 1 or key.endswith(UNQUANTIZED):
-        values = part[order].float()
-        if case.adds_one and name.endswith("norm.weight"):
-            values = values + 1
-        writer.add_tensor(name, values.contiguous().numpy())
+    shape = stored.shape or tuple(stored.pieces[0].shape)
+    if len(shape) == 1 or key.endswith(UNQUANTIZED):
+        values = torch.cat([piece.reshape(-1) for piece in stored.pieces]).view(shape)
+        writer.add_tensor(name, values.float().numpy())
         return
-    rows = part[order].reshape(-1, part.shape[-1])
-    data, values = gguf_blocks(kind, rows)
-    data = data.reshape(*part.shape[:-1], -1)
-    writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
-    back = torch.empty_like(part).index_copy_(0, order, values.view(part.shape))
-    part.copy_(back)
-
-
-def writer_heads(writer: Any) -> dict[str, int]:
-    fields = writer.kv_data[0]
-    found = {"attn_q": "head_count", "attn_k": "head_count_kv"}
-    return {name: fields[f"{writer.arch}.attention.{field}"].value for name, field in found.items()}
+    rows = [piece.reshape(-1, shape[-1]) for piece in stored.pieces]
+    data, values = gguf_blocks(kind, torch.cat(rows))
+    writer.add_tensor(name, data.reshape(*shape[:-1], -1), raw_dtype=gguf.GGMLQuantizationType[kind])
+    for piece, back in zip(stored.pieces, values.split([len(one) for one in rows]), strict=True):
+        piece.copy_(back.view(piece.shape))

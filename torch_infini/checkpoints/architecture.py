@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .method import NAME
+from .order import Order, halves
 
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -101,6 +102,66 @@ class Metadata:
     def heads(self) -> int:
         return self.size("attention.head_count")
 
+    @property
+    def layers(self) -> int:
+        """The layers of the decoder; blocks behind them, which predict further tokens, are not loaded."""
+        return self.size("block_count") - self.get("nextn_predict_layers", 0)
+
+    def is_behind(self, tensor: str) -> bool:
+        """Return whether a tensor is of a block behind the layers."""
+        block = tensor.split(".", 2)
+        is_extra = bool(self.get("nextn_predict_layers")) and block[0] == "blk" and block[1].isdigit()
+        return is_extra and int(block[1]) >= self.layers
+
+
+OrderOf = Callable[[Metadata, str, int], Order | None]
+
+
+def in_order(m: Metadata, name: str, n: int) -> Order | None:
+    """Return None: the file has the n rows, or columns, of a tensor in the model's order."""
+    return None
+
+
+def interleaved(m: Metadata, name: str, n: int) -> Order | None:
+    """Return the order of q's and k's rows in files of LLaMA's kind, which rotate neighbours."""
+    kv = m.get("attention.head_count_kv") or m.heads
+    heads = {"q_proj": m.heads, "k_proj": max(kv) if isinstance(kv, list) else kv}.get(last_module(name))
+    return None if heads is None else halves(n // heads)
+
+
+def last_module(name: str) -> str:
+    """Return the name of the module whose tensor it is, without those that it is in."""
+    return ".".join(name.split(".")[-2:-1])
+
+
+def as_stored(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor in full precision: the file has the model's values."""
+    return tensor
+
+
+def without_one(name: str, tensor: Tensor) -> Tensor:
+    """Return the weight of a norm that has 1 added in the file; other tensors as they are."""
+    return tensor.float() - 1 if tensor.dim() == 1 and name.endswith("norm.weight") else tensor
+
+
+class Joined(NamedTuple):
+    """A tensor that a file has as several.
+
+    Attributes:
+        names: Those of the file, without "blk.N.".
+        join: Computes the model's tensor from them, in full precision, in the order of `names`. None: their rows follow
+            each other; blocks of one kind stay blocks.
+        others: Names of the same that files of other models of the architecture have.
+    """
+
+    names: tuple[str, ...]
+    join: Callable[[Metadata, list[Tensor]], Tensor] | None = None
+    others: tuple[tuple[str, ...], ...] = ()
+
+    def of(self, m: Metadata, parts: list[Tensor]) -> Tensor:
+        """Return the model's tensor."""
+        return torch.cat(parts) if self.join is None else self.join(m, parts)
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -110,23 +171,29 @@ class Architecture:
         name: The value of general.architecture.
         config: Returns the values of config.json, model_type among them.
         names: Names of tensors beside NAMES, or in their place; with their last part, or without.
-        interleaved: Whether the rows of q and k are interleaved in each head (see blocks.interleaved).
-        adds_one: Whether the weights of norms have 1 added, and x is multiplied by them.
+        rows: Returns the order of a tensor's rows in the file, by transformers' name and their number.
+        columns: The same of its columns.
+        values: Converts a tensor in full precision, by transformers' name, to the model's values.
+        joined: Tensors that the file has as several, by transformers' name in the layer.
         parts: Tensors that are stored in parts, as those of experts: their names, and the names of the parts.
         interleaved_parts: Whether rows of the parts alternate; else one part follows the other.
         transposed_experts: Whether the model's own experts are [experts, k, n].
         added: Dimensions of 1 that the file's tensors lack, by the end of transformers' name.
+        flat: Ends of names of tensors that have one dimension in the model.
     """
 
     name: str
     config: Callable[[Metadata], dict[str, Any]]
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    interleaved: bool = False
-    adds_one: bool = False
+    rows: OrderOf = in_order
+    columns: OrderOf = in_order
+    values: Callable[[str, Tensor], Tensor] = as_stored
+    joined: Mapping[str, Joined] = field(default_factory=lambda: MappingProxyType({}))
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     interleaved_parts: bool = False
     transposed_experts: bool = False
     added: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    flat: tuple[str, ...] = ()
 
     def name_of(self, name: str) -> str | None:
         """Return transformers' name of a tensor; None for one that is not known."""
@@ -148,10 +215,15 @@ class Architecture:
         block = name.split(".", 2)
         if block[0] != "blk" or len(block) != 3:
             return None
-        for whole, parts in self.parts.items():
+        joined = [(whole, names) for whole, one in self.joined.items() for names in (one.names, *one.others)]
+        for whole, parts in (*self.parts.items(), *joined):
             if block[2] in parts:
                 return f"model.layers.{block[1]}.{whole}", parts.index(block[2])
         return None
+
+    def joined_as(self, name: str) -> Joined | None:
+        """Return how a tensor of the model is joined, by its name; None for others."""
+        return self.joined.get(name.split(".", 3)[-1])
 
 
 # `parts` of mixtures whose experts are transformers' usual ones.
@@ -167,7 +239,7 @@ def sizes(m: Metadata) -> dict[str, Any]:
     return {
         "hidden_size": m.size("embedding_length"),
         "intermediate_size": m.size("feed_forward_length"),
-        "num_hidden_layers": m.size("block_count"),
+        "num_hidden_layers": m.layers,
         "num_attention_heads": heads,
         "num_key_value_heads": m.get("attention.head_count_kv") or heads,
         "max_position_embeddings": m.size("context_length"),

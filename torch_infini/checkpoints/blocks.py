@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..ops._blocks import ggml, scale_at
 from .experts import ExpertsFormat
+from .order import Order
 from .weight import (
     Dim,
     Expected,
@@ -30,37 +31,48 @@ KINDS = {kind.name.upper(): kind for kind in ggml.KINDS}  # by GGUF's names
 _INT4 = {"Q4_0": ggml.q4_0, "Q4_1": ggml.q4_1, "Q4_K": ggml.q4_k}
 
 
-def interleaved(n: int, head: int) -> Tensor:
-    """Return the index of each of n rows in a file whose heads of `head` rows have rows 0, half, 1, half + 1 ..."""
-    return torch.arange(n).unflatten(0, (-1, head // 2, 2)).transpose(1, 2).flatten()
-
-
 @dataclass(frozen=True)
 class Blocks(StoredFormat):
     """A weight in blocks along its rows; the one tensor is called "weight", [n, bytes of a row] uint8.
 
     Attributes:
         kind: A key of KINDS.
-        head: Rows of a head, if the file has them interleaved (see `interleaved`); else 0.
+        rows: The order of its rows; None: the model's.
+        columns: The order of its columns; None: the model's.
+        parts: The rows of each tensor, if it is stored as several, whose rows follow each other, by name.
     """
 
     kind: str
-    head: int = 0
+    rows: Order | None = None
+    columns: Order | None = None
+    parts: tuple[tuple[str, int], ...] = ()
 
     @property
     def name(self) -> str:
         return f"gguf {self.kind}"
 
     def size(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
-        n, row = shapes["weight"]
+        n, row = shapes[self.parts[0][0] if self.parts else "weight"]
+        n = sum(count for _, count in self.parts) or n
         return n, row // KINDS[self.kind].bytes * KINDS[self.kind].elements
 
     def expected(self, n: int, k: int) -> dict[str, Expected]:
         kind = KINDS[self.kind]
         if k % kind.elements:
             raise ValueError(f"in_features must be a multiple of {kind.elements}, the elements of a block, got {k}")
-        row = Dim(k // kind.elements * kind.bytes, "columns", kind.elements, kind.bytes)
-        rows = Dim(n, "rows", self.head, self.head) if self.head else rows_in(n)
+        width = k // kind.elements * kind.bytes
+        row = (
+            Dim(width, "columns", kind.elements, kind.bytes)
+            if self.columns is None
+            else Dim(width, "columns", k, width)
+        )
+        if self.parts:
+            parts = {name: Dim(count, "rows", n, count) for name, count in self.parts}
+            return {name: Expected(((rows, row),), (torch.uint8,)) for name, rows in parts.items()}
+        rows = rows_in(n)
+        if self.rows is not None:
+            unit = self.rows.unit(n)
+            rows = Dim(n, "rows", unit, unit)
         return {"weight": Expected(((rows, row),), (torch.uint8,))}
 
     def checked_tensors(self) -> tuple[str, ...]:
@@ -70,10 +82,10 @@ class Blocks(StoredFormat):
         return None
 
     def _blocks(self, tensors: Mapping[str, Tensor], rows: slice) -> Tensor:
-        """Return [rows, blocks, bytes]; ValueError for scales that are not finite."""
+        """Return [rows, blocks, bytes], the columns in the file's order; ValueError for scales that are not finite."""
         kind = KINDS[self.kind]
-        weight = tensors["weight"]
-        weight = weight[interleaved(len(weight), self.head)[rows] if self.head else rows]
+        weight = torch.cat([tensors[name] for name, _ in self.parts]) if self.parts else tensors["weight"]
+        weight = weight[rows if self.rows is None else self.rows.index(len(weight))[rows]]
         blocks = weight.unflatten(1, (-1, kind.bytes))
         for at in kind.scales:
             if fault := not_finite("scales", scale_at(blocks, at)):
@@ -82,12 +94,24 @@ class Blocks(StoredFormat):
 
     def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
         rows = slice(first, n if count < 0 else first + count)
-        return KINDS[self.kind].values(self._blocks(tensors, rows)).flatten(1)
+        values = KINDS[self.kind].values(self._blocks(tensors, rows)).flatten(1)
+        return values if self.columns is None else values[:, self.columns.index(k)]
 
     def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, target: Target) -> LinearWeight:
         groups = _INT4.get(self.kind)
+        columns = None if self.columns is None else self.columns.index(k).argsort()
         if target.takes_blocks if groups is None else target.prefers_blocks:
-            return LinearWeight(self.kind.lower(), self._blocks(tensors, slice(None)))
+            blocks = self._blocks(tensors, slice(None))
+            elements = KINDS[self.kind].elements
+            if self.columns is not None and self.columns.size % elements == 0 == self.columns.first % elements:
+                pieces = Order(
+                    self.columns.outer,
+                    self.columns.inner,
+                    self.columns.size // elements,
+                    self.columns.first // elements,
+                )
+                blocks, columns = blocks[:, pieces.index(blocks.shape[1])], None
+            return LinearWeight(self.kind.lower(), blocks, columns=columns)
         if groups is None:
             return dense_weight(self, tensors, n, k, target.dtype)
         packed, scales = torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 32)
@@ -102,7 +126,7 @@ class Blocks(StoredFormat):
                 zeros[rows] = (8 * scale - minimum).flatten(1)
         if zeros is None and target.dtype == torch.float16:
             scales = scales.half()  # as they are in the file
-        return LinearWeight("int4", packed, scales, zeros)
+        return LinearWeight("int4", packed, scales, zeros, columns)
 
 
 class BlocksOfExperts(ExpertsFormat):

@@ -5,6 +5,7 @@ The package gguf reads the metadata; tensors are memory-mapped.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,16 +14,21 @@ from torch import Tensor
 
 from .architecture import FREQUENCIES, LONG, SHORT, Architecture, Metadata
 from .architectures import ARCHITECTURES
-from .blocks import KINDS, Blocks, BlocksOfExperts, interleaved
+from .blocks import KINDS, Blocks, BlocksOfExperts
 from .description import QuantizedLayer, checked_layer, found_experts
 from .experts import StoredExperts
 from .files import MappedFile
 from .method import NAME
+from .order import Order
 from .weight import TensorInfo
 
 _DENSE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _COMPUTED = (FREQUENCIES, LONG, SHORT)  # in the config instead
-_ALWAYS_FLOAT32 = ("gate.weight", "router.weight", "_bias", "conv.weight")  # matrices of small ones
+# Small matrices, which files have in float32 or float16 whatever the others are.
+_IN_FULL_PRECISION = (
+    *("gate.weight", "router.weight", "router.proj.weight", "_bias", "conv.weight"),
+    *("in_proj_a.weight", "in_proj_b.weight", "per_layer_input_gate.weight", "per_layer_projection.weight"),
+)
 _PART = ".part"  # of the name of a part of a tensor, followed by the part's index
 
 
@@ -39,31 +45,31 @@ class GGUFFile:
     """The tensors of a GGUF file.
 
     Args:
-        path: The file.
-        infos: The package's descriptions of the tensors.
+        metadata: The fields and tensors of the file.
         architecture: The file's.
-        heads: Heads of q and of k, if the file has their rows interleaved; else None.
 
     Attributes:
         tensors: By the names of transformers; a tensor that is stored in parts is one, unless it is in `experts`, whose
-            parts are here.
+            parts are here. Blocks behind the decoder's layers are not.
         kinds: The kinds of tensors in blocks.
         experts: Experts in blocks of one kind, by name.
+        joined: Layers whose rows are stored in several tensors in blocks of one kind.
 
     Raises:
         ValueError: For a tensor that is not known or ends beyond the file.
         NotImplementedError: For a type that is not supported.
     """
 
-    def __init__(self, path: Path, infos: Any, architecture: Architecture, heads: dict[str, int] | None) -> None:
+    def __init__(self, metadata: Metadata, architecture: Architecture) -> None:
+        path = self._path = metadata.path
         self._file = MappedFile(path)
-        self._path, self._architecture, self._heads = path, architecture, heads or {}
+        self._metadata, self._architecture = metadata, architecture
         self.tensors: dict[str, TensorInfo] = {}
         self.kinds: dict[str, str] = {}
         self._stored: dict[str, _Stored] = {}
         self._parts: dict[str, list[str]] = {}  # names in _stored, of tensors in parts
-        for info in infos:
-            if info.name in _COMPUTED:
+        for info in metadata.infos.values():
+            if info.name in _COMPUTED or metadata.is_behind(info.name):
                 continue
             part = architecture.part_of(info.name)
             name = architecture.name_of(info.name) if part is None else f"{part[0]}{_PART}{part[1]}"
@@ -73,14 +79,19 @@ class GGUFFile:
             if part is not None:
                 self._parts.setdefault(part[0], []).append(name)
                 continue
-            added = next((dim for end, dim in architecture.added.items() if name.endswith(end)), None)
-            self.tensors[name] = stored.info
-            if added is not None and stored.kind is None:
-                shape = stored.info.shape
-                self.tensors[name] = TensorInfo(stored.info.dtype, (*shape[:added], 1, *shape[added:]))
+            self.tensors[name] = stored.info if stored.kind is not None else self._as_in_model(name, stored.info)
             if stored.kind is not None:
                 self.kinds[name] = stored.kind
+        self.joined: dict[str, QuantizedLayer] = {}
         self.experts = self._joined()
+
+    def _as_in_model(self, name: str, info: TensorInfo) -> TensorInfo:
+        """Return what a tensor in full precision is in the model."""
+        shape = info.shape
+        if name.endswith(self._architecture.flat or ("\0",)):
+            return TensorInfo(info.dtype, (math.prod(shape),))
+        added = next((dim for end, dim in self._architecture.added.items() if name.endswith(end)), None)
+        return info if added is None else TensorInfo(info.dtype, (*shape[:added], 1, *shape[added:]))
 
     def _stored_as(self, info: Any) -> _Stored:
         kind, shape = info.tensor_type.name, tuple(int(size) for size in reversed(info.shape))
@@ -102,35 +113,66 @@ class GGUFFile:
     def _joined(self) -> dict[str, StoredExperts]:
         """Add the tensors that are stored in parts; return those of which all parts are in blocks of one kind."""
         found: dict[str, StoredExperts] = {}
+        one = self._architecture
         for whole, names in self._parts.items():
-            count = len(next(parts for end, parts in self._architecture.parts.items() if whole.endswith(f".{end}")))
+            joined = one.joined_as(whole)
+            if joined is None:
+                count = len(next(parts for end, parts in one.parts.items() if whole.endswith(f".{end}")))
+            else:
+                count = len(joined.names)
             names.sort()
             if len(names) != count:
                 raise ValueError(f"{NAME}: {whole} in {self._path} must have {count} parts, got {len(names)}")
             stored = [self._stored[name] for name in names]
-            shapes = {self._values_shape(one) for one in stored}
+            dtypes = {own.info.dtype for own in stored}
+            dtype = torch.float32 if len(dtypes) > 1 or torch.uint8 in dtypes else dtypes.pop()
+            if joined is not None:
+                if joined.join is None and self._joins_blocks(whole, names):
+                    continue
+                parts = [torch.empty(self._values_shape(own), device="meta") for own in stored]
+                try:
+                    self.tensors[whole] = TensorInfo(dtype, tuple(joined.of(self._metadata, parts).shape))
+                except RuntimeError as error:
+                    got = ", ".join(str(list(part.shape)) for part in parts)
+                    raise ValueError(
+                        f"{NAME}: the parts of {whole} in {self._path} must have the shapes that the fields of a "
+                        f"{one.name} give, got {got}"
+                    ) from error
+                continue
+            shapes = {self._values_shape(own) for own in stored}
             if len(shapes) != 1 or not 2 <= len(first := shapes.pop()) <= 3:
                 raise ValueError(
                     f"{NAME}: the parts of {whole} in {self._path} must have one shape, got "
-                    f"{', '.join(str(list(self._values_shape(one))) for one in stored)}"
+                    f"{', '.join(str(list(self._values_shape(own))) for own in stored)}"
                 )
-            kinds = {one.kind for one in stored}
+            kinds = {own.kind for own in stored}
             if len(first) == 3 and len(kinds) == 1 and None not in kinds:
                 (kind,) = kinds
-                parts = tuple(f"{_PART}{i}" for i in range(count))
-                one = self._architecture
-                format = BlocksOfExperts(str(kind), parts, one.interleaved_parts, one.transposed_experts)
-                infos = dict(zip(names, (one.info for one in stored), strict=True))
+                lasts = tuple(f"{_PART}{i}" for i in range(count))
+                format = BlocksOfExperts(str(kind), lasts, one.interleaved_parts, one.transposed_experts)
+                infos = dict(zip(names, (own.info for own in stored), strict=True))
                 self.tensors |= infos
                 found |= found_experts(format, infos)
                 continue
             shape = (first[0], count * first[1], *first[2:])
-            if len(first) == 3 and self._architecture.transposed_experts:
+            if len(first) == 3 and one.transposed_experts:
                 shape = shape[0], shape[2], shape[1]
-            dtypes = {one.info.dtype for one in stored}
-            dtype = torch.float32 if len(dtypes) > 1 or torch.uint8 in dtypes else dtypes.pop()
             self.tensors[whole] = TensorInfo(dtype, shape)
         return found
+
+    def _joins_blocks(self, whole: str, names: list[str]) -> bool:
+        """Add a layer whose rows are in several tensors in blocks of one kind; return False for others."""
+        stored = [self._stored[name] for name in names]
+        kinds = {own.kind for own in stored}
+        if len(kinds) != 1 or None in kinds or len({own.info.shape[1:] for own in stored}) != 1:
+            return False
+        infos = {name: own.info for name, own in zip(names, stored, strict=True)}
+        layer, _, last = whole.rpartition(".")
+        lasts = {f"{last}{_PART}{i}": info for i, info in enumerate(infos.values())}
+        parts = tuple((name, info.shape[0]) for name, info in lasts.items())
+        self.tensors |= infos
+        self.joined[layer] = checked_layer(layer, Blocks(str(stored[0].kind), parts=parts), lasts)
+        return True
 
     def _values_shape(self, stored: _Stored) -> tuple[int, ...]:
         *rows, last = stored.info.shape
@@ -141,14 +183,14 @@ class GGUFFile:
             return self._whole(name)
         stored = self._stored[name]
         tensor = self._file.tensor(stored.begin, stored.info)
-        if stored.kind is not None:
-            return tensor  # Blocks reorders rows itself
-        head = self.head(name)
-        if head:
-            return tensor[interleaved(len(tensor), head)]
-        if self._architecture.adds_one and tensor.dim() == 1 and name.endswith("norm.weight"):
-            return tensor.float() - 1
-        return tensor if _PART in name else tensor.view(self.tensors[name].shape)
+        if stored.kind is not None or _PART in name:
+            return tensor  # Blocks has the order of rows and columns
+        rows, columns = self.orders(name)
+        if rows is not None:
+            tensor = tensor[rows.index(len(tensor))]
+        if columns is not None:
+            tensor = tensor[:, columns.index(tensor.shape[1])]
+        return self._architecture.values(name, tensor).view(self.tensors[name].shape)
 
     def _whole(self, name: str) -> Tensor:
         """Join a tensor that is stored in parts, of which not all are in blocks of one kind."""
@@ -156,17 +198,22 @@ class GGUFFile:
         for part in self._parts[name]:
             tensor, kind = self.read(part), self._stored[part].kind
             if kind is not None:
-                blocks = tensor.unflatten(-1, (-1, KINDS[kind].bytes))
-                tensor = torch.stack([KINDS[kind].dequantize(own) for own in blocks])
+                blocks = tensor.reshape(-1, *tensor.shape[-2:]).unflatten(-1, (-1, KINDS[kind].bytes))
+                values = torch.stack([KINDS[kind].dequantize(own) for own in blocks])  # one of 3 dimensions at a time
+                tensor = values.view(self._values_shape(self._stored[part]))
             parts.append(tensor)
-        whole = torch.stack(parts, 2).flatten(1, 2) if self._architecture.interleaved_parts else torch.cat(parts, 1)
-        transposed = self._architecture.transposed_experts and whole.dim() == 3
-        return (whole.transpose(1, 2) if transposed else whole).to(self.tensors[name].dtype)
+        one, dtype = self._architecture, self.tensors[name].dtype
+        if (joined := one.joined_as(name)) is not None:
+            return joined.of(self._metadata, parts).to(dtype)
+        whole = torch.stack(parts, 2).flatten(1, 2) if one.interleaved_parts else torch.cat(parts, 1)
+        return (whole.transpose(1, 2) if one.transposed_experts and whole.dim() == 3 else whole).to(dtype)
 
-    def head(self, name: str) -> int:
-        """Return the rows of a head if the file has them interleaved; 0 for other tensors."""
-        heads = self._heads.get(".".join(name.split(".")[-2:-1]))
-        return 0 if heads is None else self.tensors[name].shape[0] // heads
+    def orders(self, name: str) -> tuple[Order | None, Order | None]:
+        """Return the orders of a tensor's rows and columns in the file; None: the model's."""
+        stored, one = self._stored[name], self._architecture
+        shape = self._values_shape(stored)
+        columns = one.columns(self._metadata, name, shape[1]) if len(shape) == 2 else None
+        return one.rows(self._metadata, name, shape[0]), columns
 
     def release(self, name: str) -> None:
         for part in self._parts.get(name, [name]):
@@ -241,18 +288,17 @@ def open_gguf(path: Path) -> OpenGGUF:
         )
     architecture = ARCHITECTURES[name]
     config = {**architecture.config(metadata), **_special_tokens(tokens)}
-    heads = None
-    if architecture.interleaved:
-        heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    file = GGUFFile(path, reader.tensors, architecture, heads)
+    file = GGUFFile(metadata, architecture)
     # A file does not name a dtype: use that of its unquantized matrices.
-    infos = [info for name, info in file.tensors.items() if len(info.shape) == 2 and not name.endswith(_ALWAYS_FLOAT32)]
+    infos = [
+        info for name, info in file.tensors.items() if len(info.shape) == 2 and not name.endswith(_IN_FULL_PRECISION)
+    ]
     dtype = next((info.dtype for info in infos if info.dtype.is_floating_point), torch.bfloat16)
     config["dtype"] = str(dtype).removeprefix("torch.")
-    layers = {}
+    layers = dict(file.joined)
     for name, kind in file.kinds.items():
         layer, _, last = name.rpartition(".")
         if last != "weight" or len(file.tensors[name].shape) != 2:
             raise ValueError(f"{NAME}: {name} in {path} must not be quantized, got {kind}")
-        layers[layer] = checked_layer(layer, Blocks(kind, file.head(name)), {"weight": file.tensors[name]})
+        layers[layer] = checked_layer(layer, Blocks(kind, *file.orders(name)), {"weight": file.tensors[name]})
     return OpenGGUF(config, file, layers, file.experts)

@@ -38,7 +38,8 @@ class LinearWeight(NamedTuple):
             [n, k / elements, bytes] uint8.
         scales: [n] for int8; [n, k / group] for int4; otherwise None.
         zeros: For int4, [n, k / group] in the dtype of scales; None: 0.
-        columns: [k] int64: the weight is multiplied by x[..., columns]. None: by x.
+        columns: [k] int64: the weight is multiplied by x[..., columns], for act-order and files whose columns are in
+            another order. None: by x.
         activations: "own": x keeps its dtype in the product; "int8": it is quantized too.
     """
 
@@ -82,17 +83,17 @@ class LinearWeight(NamedTuple):
         first, end, _ = columns.indices(k)
         if (first, end) == (0, k):
             return self._replace(weight=self.weight[rows], scales=scales, zeros=zeros)
+        if self.format in BLOCKS:
+            elements = k // self.weight.shape[1]
+            if self.columns is not None or first % elements or end % elements:
+                values = self._replace(weight=self.weight[rows]).dense(torch.float32)
+                return LinearWeight("dense", values[:, columns])
+            return self._replace(weight=self.weight[rows, first // elements : end // elements])
         if self.columns is not None:
             raise ValueError(
                 "tensor_parallel_size must be 1 for act-order (desc_act), because every rank would need columns of the "
                 f"input that other ranks have, got {k // (end - first)} ranks"
             )
-        if self.format in BLOCKS:
-            elements = k // self.weight.shape[1]
-            if first % elements or end % elements:
-                values = self._replace(weight=self.weight[rows]).dense(torch.float32)
-                return LinearWeight("dense", values[:, columns])
-            return self._replace(weight=self.weight[rows, first // elements : end // elements])
         if self.format != "int4":
             return self._replace(weight=self.weight[rows, columns], scales=scales)
         if first % self.group or end % self.group:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import SANDWICH_NAMES, Architecture, Metadata, decoder, present, rope
+from ..architecture import SANDWICH_NAMES, Architecture, Metadata, decoder, present, rope, without_one
 
 _GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 
@@ -38,7 +38,7 @@ def _gemma3(m: Metadata) -> dict[str, Any]:
 
 
 ARCHITECTURES = (
-    Architecture("gemma", _gemma, adds_one=True),
-    Architecture("gemma2", _gemma2, SANDWICH_NAMES, adds_one=True),
-    Architecture("gemma3", _gemma3, SANDWICH_NAMES, adds_one=True),
+    Architecture("gemma", _gemma, values=without_one),
+    Architecture("gemma2", _gemma2, SANDWICH_NAMES, values=without_one),
+    Architecture("gemma3", _gemma3, SANDWICH_NAMES, values=without_one),
 )

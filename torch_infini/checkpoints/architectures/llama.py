@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import EXPERTS, Architecture, Metadata, decoder, experts, present, rope
+from ..architecture import EXPERTS, Architecture, Metadata, decoder, experts, interleaved, present, rope
 
 
 def _llama(m: Metadata) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def _llama(m: Metadata) -> dict[str, Any]:
     return {"architectures": ["LlamaForCausalLM"], **decoder(m, "llama")}
 
 
-def _granite(m: Metadata, model_type: str = "granite") -> dict[str, Any]:
+def granite(m: Metadata, model_type: str = "granite") -> dict[str, Any]:
     multipliers = present(
         m,
         attention_multiplier="attention.scale",
@@ -28,7 +28,7 @@ def _granite(m: Metadata, model_type: str = "granite") -> dict[str, Any]:
 
 
 def _granitemoe(m: Metadata) -> dict[str, Any]:
-    return {**_granite(m, "granitemoe"), **experts(m)}
+    return {**granite(m, "granitemoe"), **experts(m)}
 
 
 def _arcee(m: Metadata) -> dict[str, Any]:
@@ -52,14 +52,14 @@ def _mistral3(m: Metadata) -> dict[str, Any]:
 
 
 _MIXTRAL = {"ffn_gate_inp": "mlp.gate"}
-_GRANITE_ROUTER = {"ffn_gate_inp": "block_sparse_moe.router"}
-_GRANITE_EXPERTS = {name.replace("mlp.", "block_sparse_moe."): parts for name, parts in EXPERTS.items()}
+GRANITE_ROUTER = {"ffn_gate_inp": "block_sparse_moe.router"}
+GRANITE_EXPERTS = {name.replace("mlp.", "block_sparse_moe."): parts for name, parts in EXPERTS.items()}
 
 ARCHITECTURES = (
-    Architecture("llama", _llama, _MIXTRAL, interleaved=True, parts=EXPERTS),
-    Architecture("granite", _granite, interleaved=True),
-    Architecture("granitemoe", _granitemoe, _GRANITE_ROUTER, interleaved=True, parts=_GRANITE_EXPERTS),
-    Architecture("arcee", _arcee, interleaved=True),
-    Architecture("smollm3", _smollm3, interleaved=True),
-    Architecture("mistral3", _mistral3, interleaved=True),
+    Architecture("llama", _llama, _MIXTRAL, rows=interleaved, parts=EXPERTS),
+    Architecture("granite", granite, rows=interleaved),
+    Architecture("granitemoe", _granitemoe, GRANITE_ROUTER, rows=interleaved, parts=GRANITE_EXPERTS),
+    Architecture("arcee", _arcee, rows=interleaved),
+    Architecture("smollm3", _smollm3, rows=interleaved),
+    Architecture("mistral3", _mistral3, rows=interleaved),
 )

@@ -1,4 +1,4 @@
-"""Mixtures of experts whose files name their parts alike: OLMoE, Hunyuan, dots1, LFM2."""
+"""Mixtures of experts whose files name their parts alike: OLMoE, Hunyuan, dots1, GLM 4.5, MiniMax M2, LFM2."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _hunyuan(m: Metadata) -> dict[str, Any]:
     return {**found, "moe_topk": m.size("expert_used_count"), "moe_intermediate_size": found["intermediate_size"]}
 
 
-def _dots1(m: Metadata) -> dict[str, Any]:
+def routed(m: Metadata) -> dict[str, Any]:
+    """Return the values of mixtures with shared experts and a bias for the choice alone, as DeepSeek V3's."""
     return {
-        **decoder(m, "dots1"),
         **experts(m),
         "n_routed_experts": m.size("expert_count"),
         "n_shared_experts": m.size("expert_shared_count"),
@@ -33,11 +33,23 @@ def _dots1(m: Metadata) -> dict[str, Any]:
         "first_k_dense_replace": m.get("leading_dense_block_count", 0),
         "routed_scaling_factor": m.get("expert_weights_scale", 1.0),
         "norm_topk_prob": bool(m.get("expert_weights_norm", False)),
-        "n_group": 1,
-        "topk_group": 1,
-        "sliding_window": None,
-        "rope_parameters": rope(m),
+        "n_group": m.get("expert_group_count", 1),
+        "topk_group": m.get("expert_group_used_count", 1),
     }
+
+
+def _dots1(m: Metadata) -> dict[str, Any]:
+    return {**decoder(m, "dots1"), **routed(m), "sliding_window": None}
+
+
+def _glm4moe(m: Metadata) -> dict[str, Any]:
+    more = {"use_qk_norm": "blk.0.attn_q_norm.weight" in m, "rope_parameters": rope(m, partial=True)}
+    return {**decoder(m, "glm4_moe"), **routed(m), **more}
+
+
+def _minimax_m2(m: Metadata) -> dict[str, Any]:
+    more = {"intermediate_size": m.size("expert_feed_forward_length"), "rope_parameters": rope(m, partial=True)}
+    return {**decoder(with_expert_length(m), "minimax_m2"), **experts(m), **more}
 
 
 def _lfm2moe(m: Metadata) -> dict[str, Any]:
@@ -59,13 +71,17 @@ _HUNYUAN_NAMES = {
     "ffn_gate_inp": "mlp.gate.wg",
     **shared_experts("mlp.shared_mlp"),
 }
-_DOTS1_NAMES = {_BIAS: "mlp.gate.e_score_correction_bias", **_ROUTER, **shared_experts("mlp.shared_experts")}
+ROUTED_NAMES = {_BIAS: "mlp.gate.e_score_correction_bias", **_ROUTER, **shared_experts("mlp.shared_experts")}
+_GLM4MOE_NAMES = {**ROUTED_NAMES, "post_attention_norm": "post_attention_layernorm"}
+_MINIMAX_NAMES = {**_ROUTER, _BIAS: "mlp.e_score_correction_bias"}
 _LFM2MOE_NAMES = {**LFM2_NAMES, _BIAS: "feed_forward.expert_bias", "ffn_gate_inp": "feed_forward.gate"}
 _LFM2MOE_PARTS = {name.replace("mlp.", "feed_forward."): parts for name, parts in EXPERTS.items()}
 
 ARCHITECTURES = (
     Architecture("olmoe", _olmoe, _ROUTER, parts=EXPERTS),
     Architecture("hunyuan-moe", _hunyuan, _HUNYUAN_NAMES, parts=EXPERTS),
-    Architecture("dots1", _dots1, _DOTS1_NAMES, parts=EXPERTS),
+    Architecture("dots1", _dots1, ROUTED_NAMES, parts=EXPERTS),
+    Architecture("glm4moe", _glm4moe, _GLM4MOE_NAMES, parts=EXPERTS),
+    Architecture("minimax-m2", _minimax_m2, _MINIMAX_NAMES, parts=EXPERTS),
     Architecture("lfm2moe", _lfm2moe, _LFM2MOE_NAMES, parts=_LFM2MOE_PARTS, added={"conv.conv.weight": 1}),
 )

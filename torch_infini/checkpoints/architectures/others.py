@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import POST_NAMES, Architecture, Metadata, decoder, rope, sizes
+from ..architecture import POST_NAMES, Architecture, Metadata, decoder, rope, sizes, without_one
 from ..method import NAME
 
 
@@ -155,7 +155,7 @@ ARCHITECTURES = (
     Architecture("command-r", _command_r),
     Architecture("cohere2", _cohere2),
     Architecture("hunyuan-dense", _hunyuan, _HUNYUAN_NAMES),
-    Architecture("nemotron", _nemotron, adds_one=True),
+    Architecture("nemotron", _nemotron, values=without_one),
     Architecture("ernie4_5", _ernie4_5),
     Architecture("lfm2", lfm2, LFM2_NAMES, added={"conv.conv.weight": 1}),
 )
