@@ -185,7 +185,7 @@ def test_blocks_leave_the_cpu_as_dense_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2])
-@pytest.mark.parametrize("name", ["awq", "gptq-8", "pack-quantized-zeros", "fp8-blocks", "gguf"])
+@pytest.mark.parametrize("name", ["awq", "gptq-8", "gptq-act-order", "pack-quantized-zeros", "fp8-blocks", "gguf"])
 def test_shards(name: str, ranks: int, tmp_path: Path) -> None:
     """Each rank has its rows and columns of every layer."""
     from torch_infini.distributed import TPGroup
@@ -216,18 +216,6 @@ def test_shards(name: str, ranks: int, tmp_path: Path) -> None:
         for j, part in enumerate((q, k, v)):
             sizes = [128, 64, 64]
             assert torch.equal(torch.cat([one.attention.qkv.dense().split(sizes)[j] for one in own]), part)
-
-
-def test_act_order_is_not_sharded(tmp_path: Path) -> None:
-    from torch_infini.distributed import TPGroup
-
-    write_folder(tmp_path, CASES["gptq-act-order"])
-    group = TPGroup(0, 2, 0)
-    object.__setattr__(group, "must_agree", lambda *args: None)
-    with pytest.raises(
-        ValueError, match=r"tensor_parallel_size must be 1 for act-order \(desc_act\), because every rank"
-    ):
-        Llama.from_pretrained(tmp_path, tp_group=group, progress=False)
 
 
 def change(folder: Path, tensors: dict[str, Tensor | None] | None = None, **entries: Any) -> None:

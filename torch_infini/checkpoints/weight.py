@@ -74,8 +74,10 @@ class LinearWeight(NamedTuple):
         return 2 * self.weight.shape[1] // self.scales.shape[1]
 
     def cut(self, rows: slice, columns: slice) -> LinearWeight:
-        """Return views of some rows and columns, a dense copy if they cut a block; ValueError if the columns cannot be
-        sharded among ranks.
+        """Return views of some rows and columns; a dense copy if they cut a block, or columns in another order.
+
+        Raises:
+            ValueError: For columns that cut a group of int4.
         """
         scales = None if self.scales is None else self.scales[rows]
         zeros = None if self.zeros is None else self.zeros[rows]
@@ -83,17 +85,12 @@ class LinearWeight(NamedTuple):
         first, end, _ = columns.indices(k)
         if (first, end) == (0, k):
             return self._replace(weight=self.weight[rows], scales=scales, zeros=zeros)
+        elements = k // self.weight.shape[1] if self.format in BLOCKS else 1
+        if self.columns is not None or first % elements or end % elements:
+            part = self._replace(weight=self.weight[rows], scales=scales, zeros=zeros)
+            return LinearWeight("dense", part.dense(torch.float32)[:, columns])
         if self.format in BLOCKS:
-            elements = k // self.weight.shape[1]
-            if self.columns is not None or first % elements or end % elements:
-                values = self._replace(weight=self.weight[rows]).dense(torch.float32)
-                return LinearWeight("dense", values[:, columns])
             return self._replace(weight=self.weight[rows, first // elements : end // elements])
-        if self.columns is not None:
-            raise ValueError(
-                "tensor_parallel_size must be 1 for act-order (desc_act), because every rank would need columns of the "
-                f"input that other ranks have, got {k // (end - first)} ranks"
-            )
         if self.format != "int4":
             return self._replace(weight=self.weight[rows, columns], scales=scales)
         if first % self.group or end % self.group:

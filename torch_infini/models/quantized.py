@@ -87,7 +87,7 @@ def load(model: Model, checkpoint: Checkpoint, products: Sequence[Product], dens
         progress: As Llama.from_pretrained.
 
     Raises:
-        ValueError: If tensor parallelism would cut a group or an act-order.
+        ValueError: If tensor parallelism would cut a group.
     """
     products = [one for one in products if one.attribute != "head" or not model.shares_embedding]
     names = list(model.slots())
