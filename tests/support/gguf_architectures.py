@@ -215,6 +215,9 @@ CASES: dict[str, Case] = {
         {"norm_topk_prob": False},
     ),
     "qwen3moe": Case("qwen3_moe", _experts, {"norm_topk_prob": True, "num_local_experts": 4}),
+    "qwen3moe/fused": Case(
+        "qwen3_moe", _experts, {"norm_topk_prob": True, "num_local_experts": 4}, conversions.fused_experts
+    ),
     "llama": Case("mixtral", _experts, conversion=conversions.neighbours),
     "gpt-oss": Case(
         "gpt_oss",

@@ -67,6 +67,12 @@ def with_one(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     return [Stored(key, [tensor + 1])] if tensor.dim() == 1 and key.endswith("norm.weight") else None
 
 
+def fused_experts(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    """As the converter's --fuse-gate-up-exps."""
+    is_both = key.endswith(".experts.gate_up_proj")
+    return [Stored(f"blk.{layer_of(key)}.ffn_gate_up_exps.weight", [tensor])] if is_both else None
+
+
 def qwen_next(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     """Qwen3-Next's: all q, all k, all v; z in a tensor of its own; the decay itself, not its logarithm."""
     if key.endswith(".A_log"):
@@ -126,10 +132,9 @@ def minimax(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
 
 def gemma4(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     """Gemma 4's: gate and up of experts are one tensor, as in the model; scales have a last part."""
-    layer, last = layer_of(key), key.rpartition(".")[2]
+    layer = layer_of(key)
     if ".experts." in key:
-        name = {"gate_up_proj": "ffn_gate_up_exps", "down_proj": "ffn_down_exps"}[last]
-        return [Stored(f"blk.{layer}.{name}.weight", [tensor])]
+        return fused_experts(key, tensor, config)
     names = {
         "router.scale": "ffn_gate_inp.scale",
         "router.per_expert_scale": "ffn_down_exps.scale",

@@ -144,6 +144,14 @@ def without_one(name: str, tensor: Tensor) -> Tensor:
     return tensor.float() - 1 if tensor.dim() == 1 and name.endswith("norm.weight") else tensor
 
 
+class Part(NamedTuple):
+    """A tensor of a file that is a part of one of the model's: the name of that, its place, and how many there are."""
+
+    whole: str
+    place: int
+    total: int
+
+
 class Joined(NamedTuple):
     """A tensor that a file has as several.
 
@@ -175,7 +183,8 @@ class Architecture:
         columns: The same of its columns.
         values: Converts a tensor in full precision, by transformers' name, to the model's values.
         joined: Tensors that the file has as several, by transformers' name in the layer.
-        parts: Tensors that are stored in parts, as those of experts: their names, and the names of the parts.
+        parts: Tensors of experts that are stored in parts: their names, and the names of the parts. gate and up may be
+            one tensor in a file.
         interleaved_parts: Whether rows of the parts alternate; else one part follows the other.
         transposed_experts: Whether the model's own experts are [experts, k, n].
         added: Dimensions of 1 that the file's tensors lack, by the end of transformers' name.
@@ -210,15 +219,16 @@ class Architecture:
         found = self.names.get(stem) or NAMES.get(stem)
         return found and f"{found}.{last}"
 
-    def part_of(self, name: str) -> tuple[str, int] | None:
-        """Return the name of the whole tensor of which a tensor is a part, and the part's index; None for others."""
+    def part_of(self, name: str) -> Part | None:
+        """Return what a tensor of the file is a part of; None for whole ones."""
         block = name.split(".", 2)
         if block[0] != "blk" or len(block) != 3:
             return None
         joined = [(whole, names) for whole, one in self.joined.items() for names in (one.names, *one.others)]
-        for whole, parts in (*self.parts.items(), *joined):
-            if block[2] in parts:
-                return f"model.layers.{block[1]}.{whole}", parts.index(block[2])
+        fused = [(whole, (_FUSED,)) for whole, names in self.parts.items() if len(names) == 2]
+        for whole, names in (*self.parts.items(), *fused, *joined):
+            if block[2] in names:
+                return Part(f"model.layers.{block[1]}.{whole}", names.index(block[2]), len(names))
         return None
 
     def joined_as(self, name: str) -> Joined | None:
@@ -226,6 +236,7 @@ class Architecture:
         return self.joined.get(name.split(".", 3)[-1])
 
 
+_FUSED = "ffn_gate_up_exps.weight"  # gate and up of experts
 # `parts` of mixtures whose experts are transformers' usual ones.
 EXPERTS = {
     "mlp.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),

@@ -68,27 +68,33 @@ class GGUFFile:
         self.kinds: dict[str, str] = {}
         self._stored: dict[str, _Stored] = {}
         self._parts: dict[str, list[str]] = {}  # names in _stored, of tensors in parts
+        counts: dict[str, int] = {}
         for info in metadata.infos.values():
             if info.name in _COMPUTED or metadata.is_behind(info.name):
                 continue
             part = architecture.part_of(info.name)
-            name = architecture.name_of(info.name) if part is None else f"{part[0]}{_PART}{part[1]}"
+            name = architecture.name_of(info.name) if part is None else f"{part.whole}{_PART}{part.place}"
             if name is None:
                 raise ValueError(f"{NAME}: tensors in {path} must be those of a {architecture.name}, got {info.name}")
             stored = self._stored[name] = self._stored_as(info)
             if part is not None:
-                self._parts.setdefault(part[0], []).append(name)
+                self._parts.setdefault(part.whole, []).append(name)
+                counts[part.whole] = part.total
                 continue
             self.tensors[name] = stored.info if stored.kind is not None else self._as_in_model(name, stored.info)
             if stored.kind is not None:
                 self.kinds[name] = stored.kind
         self.joined: dict[str, QuantizedLayer] = {}
+        for whole, names in self._parts.items():
+            names.sort()
+            if len(names) != counts[whole]:
+                raise ValueError(f"{NAME}: {whole} in {path} must have {counts[whole]} parts, got {len(names)}")
         self.experts = self._joined()
 
     def _as_in_model(self, name: str, info: TensorInfo) -> TensorInfo:
         """Return what a tensor in full precision is in the model."""
         shape = info.shape
-        if name.endswith(self._architecture.flat or ("\0",)):
+        if name.endswith(self._architecture.flat):
             return TensorInfo(info.dtype, (math.prod(shape),))
         added = next((dim for end, dim in self._architecture.added.items() if name.endswith(end)), None)
         return info if added is None else TensorInfo(info.dtype, (*shape[:added], 1, *shape[added:]))
@@ -116,13 +122,7 @@ class GGUFFile:
         one = self._architecture
         for whole, names in self._parts.items():
             joined = one.joined_as(whole)
-            if joined is None:
-                count = len(next(parts for end, parts in one.parts.items() if whole.endswith(f".{end}")))
-            else:
-                count = len(joined.names)
-            names.sort()
-            if len(names) != count:
-                raise ValueError(f"{NAME}: {whole} in {self._path} must have {count} parts, got {len(names)}")
+            count = len(names)
             stored = [self._stored[name] for name in names]
             dtypes = {own.info.dtype for own in stored}
             dtype = torch.float32 if len(dtypes) > 1 or torch.uint8 in dtypes else dtypes.pop()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import FREQUENCIES, SANDWICH_NAMES, Architecture, Metadata, decoder, experts, present
+from ..architecture import EXPERTS, FREQUENCIES, SANDWICH_NAMES, Architecture, Metadata, decoder, experts, present
 from ..method import NAME
 
 _KINDS = ("full_attention", "sliding_attention")
@@ -91,9 +91,6 @@ _NAMES = {
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
 }
-_EXPERTS = {
-    "experts.gate_up_proj": ("ffn_gate_up_exps.weight",),
-    "experts.down_proj": ("ffn_down_exps.weight",),
-}
+_EXPERTS = {name.removeprefix("mlp."): parts for name, parts in EXPERTS.items()}
 
 ARCHITECTURES = (Architecture("gemma4", _gemma4, _NAMES, parts=_EXPERTS),)
