@@ -20,15 +20,8 @@ from torch_infini.testing.new_model import draw_weights
 # Matrices that files have in full precision.
 UNQUANTIZED = (
     *("_bias", "gate.weight", "gate.wg.weight", "router.weight", "router.proj.weight", "conv.conv.weight"),
-    *(
-        "mamba.D",
-        "mamba.norm.weight",
-        "A_log",
-        "conv1d.weight",
-        "in_proj_a.weight",
-        "in_proj_b.weight",
-        "in_proj_ba.weight",
-    ),
+    *(".A_log", ".D", "conv1d.weight", "mamba.norm.weight", "mixer.norm.weight"),
+    *("in_proj_a.weight", "in_proj_b.weight", "in_proj_ba.weight"),
     *("per_layer_input_gate.weight", "per_layer_projection.weight", "per_layer_model_projection.weight"),
 )
 
@@ -106,14 +99,17 @@ _SCALES = {
 }
 
 
-def _routed(c: Any) -> dict[str, Any]:
+def _routed_sizes(c: Any) -> dict[str, Any]:
     return _experts(c) | {
         "expert_shared_count": c.n_shared_experts,
-        "leading_dense_block_count": c.first_k_dense_replace,
-        "expert_weights_scale": c.routed_scaling_factor,
+        "expert_weights_scale": float(c.routed_scaling_factor),
         "expert_weights_norm": c.norm_topk_prob,
         "expert_gating_func": 2,
     }
+
+
+def _routed(c: Any) -> dict[str, Any]:
+    return _routed_sizes(c) | {"leading_dense_block_count": c.first_k_dense_replace}
 
 
 def _delta(c: Any) -> dict[str, Any]:
@@ -160,6 +156,25 @@ def _hybrid(c: Any) -> dict[str, Any]:
         "ssm.time_step_rank": c.mamba_n_heads,
     }
     return found | (_experts(c) if c.num_local_experts else {})
+
+
+def _nemotron_h(c: Any) -> dict[str, Any]:
+    has_experts = "moe" in c.layers_block_type
+    inner = c.moe_intermediate_size if has_experts else c.intermediate_size
+    found = {
+        "attention.head_count_kv": [c.num_key_value_heads * (one == "full_attention") for one in c.layers_block_type],
+        "feed_forward_length": [inner * (one in ("moe", "mlp")) for one in c.layers_block_type],
+        "attention.layer_norm_rms_epsilon": c.layer_norm_epsilon,
+        "ssm.conv_kernel": c.conv_kernel,
+        "ssm.state_size": c.ssm_state_size,
+        "ssm.group_count": c.n_groups,
+        "ssm.inner_size": c.mamba_num_heads * c.mamba_head_dim,
+        "ssm.time_step_rank": c.mamba_num_heads,
+    }
+    if not has_experts:
+        return found
+    more = {"expert_shared_feed_forward_length": c.moe_shared_expert_intermediate_size}
+    return found | _routed_sizes(c) | more
 
 
 def _gemma4(c: Any) -> dict[str, Any]:
@@ -275,6 +290,27 @@ CASES: dict[str, Case] = {
         _hybrid,
         {**MORE["granitemoehybrid"], **_SCALES, "num_local_experts": 0, "num_experts_per_tok": 0, **_TIED},
         conversions.granite_hybrid,
+    ),
+    "nemotron_h": Case(
+        "nemotron_h",
+        _nemotron_h,
+        {
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+            **{"n_groups": 2, "num_experts_per_tok": 2, "n_routed_experts": 8},
+            **dict.fromkeys(("moe_intermediate_size", "moe_shared_expert_intermediate_size"), 7688),
+        },
+        conversions.nemotron_h,
+    ),
+    "nemotron_h_moe": Case(
+        "nemotron_h",
+        lambda c: _nemotron_h(c) | {"nextn_predict_layers": 1},
+        {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            **_ROUTED,
+            **{"n_groups": 2, "moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 2.5},
+        },
+        conversions.nemotron_h,
+        behind=1,
     ),
     "arcee": Case("arcee", conversion=conversions.neighbours),
     "olmoe": Case("olmoe", _experts, {"norm_topk_prob": False}),
@@ -452,7 +488,7 @@ def write(path: Path, name: str, kinds: Callable[[str], str] = lambda name: "Q8_
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, architecture)
     _write_fields(writer, config, case.fields(config) | {"block_count": config.num_hidden_layers + case.behind})
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {}
     if case.kind == "gemma4_text":
         half, full = config.per_layer_config[len(config.layer_types) - 1].head_dim // 2, rope["full_attention"]
         rotated = int(half * full["partial_rotary_factor"])
@@ -475,7 +511,7 @@ def write(path: Path, name: str, kinds: Callable[[str], str] = lambda name: "Q8_
 
 
 def _write_fields(writer: Any, config: Any, more: dict[str, Any]) -> None:
-    rope = config.rope_parameters
+    rope = getattr(config, "rope_parameters", None) or {}
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
@@ -491,7 +527,8 @@ def _write_fields(writer: Any, config: Any, more: dict[str, Any]) -> None:
     for entry in ("layer_norm_eps", "norm_epsilon"):
         if hasattr(config, entry):
             writer.add_layer_norm_eps(getattr(config, entry))
-    writer.add_rope_freq_base(float((rope.get("full_attention") or rope)["rope_theta"]))
+    if rope:
+        writer.add_rope_freq_base(float((rope.get("full_attention") or rope)["rope_theta"]))
     for field, value in more.items():
         field = f"{writer.arch}.{field}"
         if isinstance(value, str):

@@ -146,15 +146,31 @@ def gemma4(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     return None
 
 
-def granite_hybrid(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
-    """Granite 4's: Mamba-2's A and D have a second dimension, its norm's weight a row for each group."""
-    layer, last = layer_of(key), key.rpartition(".")[2]
+def mamba2(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    """Mamba-2's: A and D have a second dimension, the norm's weight a row for each group."""
+    last = key.rpartition(".")[2]
     if last in ("A_log", "D"):
         return [Stored(key, [(-tensor.exp() if last == "A_log" else tensor)[:, None]])]
     if last == "dt_bias":
         return [Stored(key.replace("dt_bias", "dt_proj.bias"), [tensor])]
-    if key.endswith("mamba.norm.weight"):
-        return [Stored(key, [tensor.view(config.mamba_n_groups, -1)])]
+    if key.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+        groups = config.n_groups if config.model_type == "nemotron_h" else config.mamba_n_groups
+        return [Stored(key, [tensor.view(groups, -1)])]
+    return None
+
+
+def nemotron_h(key: str, tensor: Tensor, config: Any) -> list[Stored]:
+    """Nemotron-H's, whose class had another prefix in older releases; experts have no gates."""
+    older = key.replace("model.", "backbone.", 1) if key.startswith("model.") else key
+    if ".experts." in key:
+        name = "ffn_up_exps" if key.endswith("up_proj") else "ffn_down_exps"
+        return [Stored(f"blk.{layer_of(key)}.{name}.weight", [tensor])]
+    return mamba2(older, tensor, config) or neighbours(older, tensor, config) or usual(older, tensor, config)
+
+
+def granite_hybrid(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    """Granite 4's: gate and up of the shared MLP in two tensors, named as a decoder's where there are no experts."""
+    layer = layer_of(key)
     of = "_shexp" if config.num_local_experts else ""
     if key.endswith("shared_mlp.input_linear.weight"):
         return [
@@ -163,4 +179,4 @@ def granite_hybrid(key: str, tensor: Tensor, config: Any) -> list[Stored] | None
         ]
     if key.endswith("shared_mlp.output_linear.weight"):
         return [Stored(f"blk.{layer}.ffn_down{of}.weight", [tensor])]
-    return neighbours(key, tensor, config)
+    return mamba2(key, tensor, config) or neighbours(key, tensor, config)
