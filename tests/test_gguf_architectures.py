@@ -237,6 +237,19 @@ def test_parts_of_other_shapes(tmp_path: Path) -> None:
             ARCHITECTURES["gemma4"].config(Metadata(path, fields, {}))
 
 
+@pytest.mark.parametrize(
+    "name, field, value",
+    [("glm4", "rope.dimension_sections", [8, 12, 12, 0]), ("afmoe", "expert_weights_norm", False)],
+)
+def test_variants_that_are_refused(name: str, field: str, value: Any) -> None:
+    """Their weights, or what they compute, would be others."""
+    from torch_infini.checkpoints.architecture import Metadata
+
+    metadata = Metadata(Path("model.gguf"), {"general.architecture": name, f"{name}.{field}": value}, {})
+    with pytest.raises(NotImplementedError, match=f"an? {name} in model.gguf must .*{field}"):
+        ARCHITECTURES[name].config(metadata)
+
+
 def test_an_architecture_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module beside the others is found; a tensor or an architecture that is not known is named."""
     from torch_infini.checkpoints import architectures

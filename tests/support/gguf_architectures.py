@@ -291,6 +291,24 @@ CASES: dict[str, Case] = {
         {**MORE["granitemoehybrid"], **_SCALES, "num_local_experts": 0, "num_experts_per_tok": 0, **_TIED},
         conversions.granite_hybrid,
     ),
+    "falcon-h1": Case(
+        "falcon_h1",
+        lambda c: {
+            "ssm.conv_kernel": c.mamba_d_conv,
+            "ssm.state_size": c.mamba_d_state,
+            "ssm.group_count": c.mamba_n_groups,
+            "ssm.inner_size": c.mamba_d_ssm,
+            "ssm.time_step_rank": c.mamba_n_heads,
+        },
+        {
+            **dict.fromkeys(("lm_head_multiplier", "embedding_multiplier", "key_multiplier"), 1.0),
+            **dict.fromkeys(("attention_out_multiplier", "attention_in_multiplier"), 1.0),
+            **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier"), 1.0),
+            **{"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5},
+            **{"mamba_rms_norm": True, "mamba_n_groups": 2},
+        },
+        conversions.falcon_h1,
+    ),
     "nemotron_h": Case(
         "nemotron_h",
         _nemotron_h,
@@ -363,6 +381,29 @@ CASES: dict[str, Case] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}},
         conversions.minimax,
     ),
+    "ernie4_5-moe": Case(
+        "ernie4_5_moe",
+        lambda c: (
+            {"expert_count": c.moe_num_experts, "expert_used_count": c.moe_k}
+            | {"expert_feed_forward_length": c.moe_intermediate_size, "expert_gating_func": 1}
+            | {"expert_shared_count": c.moe_num_shared_experts, "interleave_moe_layer_step": c.moe_layer_interval}
+            | {"leading_dense_block_count": c.moe_layer_start_index}
+        ),
+        {"moe_k": 2, "moe_layer_end_index": 3, "use_bias": False, **_TIED},
+        conversions.ernie_moe,
+    ),
+    "afmoe": Case(
+        "afmoe",
+        lambda c: (
+            _experts(c)
+            | _window(c)
+            | {"expert_shared_count": c.num_shared_experts, "leading_dense_block_count": c.num_dense_layers}
+            | {"expert_weights_scale": float(c.route_scale), "expert_weights_norm": True, "expert_gating_func": 2}
+        ),
+        {"num_experts_per_tok": 2, "num_dense_layers": 1, "route_scale": 2.5, "mup_enabled": True},
+        conversions.afmoe,
+    ),
+    "qwen3vl": Case("qwen3", lambda c: {"rope.dimension_sections": [24, 20, 20, 0]}),
     "deepseek2": Case(
         "deepseek_v3",
         lambda c: _latent(c) | _yarn(c) | {"rope.scaling.yarn_log_multiplier": 0.1 * 0.707},

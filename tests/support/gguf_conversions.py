@@ -159,6 +159,25 @@ def mamba2(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     return None
 
 
+def falcon_h1(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    """Falcon-H1's, of which all multipliers but 1 are in the weights."""
+    found = mamba2(key, tensor, config)
+    older = key.replace("feed_forward.", "mlp.") if "feed_forward" in key else key
+    return found or ([Stored(older, [tensor])] if older != key else None)
+
+
+def ernie_moe(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    if key.endswith("e_score_correction_bias"):
+        return [Stored(f"blk.{layer_of(key)}.exp_probs_b.bias", [tensor.squeeze()])]
+    return None
+
+
+def afmoe(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    if key.endswith("expert_bias"):
+        return [Stored(f"blk.{layer_of(key)}.exp_probs_b.bias", [tensor])]
+    return None
+
+
 def nemotron_h(key: str, tensor: Tensor, config: Any) -> list[Stored]:
     """Nemotron-H's, whose class had another prefix in older releases; experts have no gates."""
     older = key.replace("model.", "backbone.", 1) if key.startswith("model.") else key

@@ -1,4 +1,4 @@
-"""Decoders with Mamba-2 layers between those of attention: Granite 4 and Nemotron-H, dense or with experts."""
+"""Decoders with Mamba-2 layers between those of attention, or beside them: Granite 4, Nemotron-H, Falcon-H1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..architecture import Architecture, Joined, Metadata, experts, interleaved, sizes
+from ..architecture import Architecture, Joined, Metadata, decoder, experts, interleaved, sizes
 from ..method import NAME
 from .llama import GRANITE_EXPERTS, GRANITE_ROUTER, granite
 from .mixtures import routed
@@ -80,6 +80,27 @@ def _nemotron_h(m: Metadata) -> dict[str, Any]:
     return {**found, **routed(m), **more}
 
 
+def _falcon_h1(m: Metadata) -> dict[str, Any]:
+    """The file's weights have the multipliers in them."""
+    heads, inner = m.size("ssm.time_step_rank"), m.size("ssm.inner_size")
+    one = ("lm_head", "embedding", "key", "attention_out", "attention_in", "ssm_in", "ssm_out")
+    return {
+        **decoder(m, "falcon_h1"),
+        **{f"{name}_multiplier": 1.0 for name in one},
+        "mlp_multipliers": [1.0] * 2,
+        "ssm_multipliers": [1.0] * 5,
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": m.size("ssm.group_count"),
+        "mamba_d_state": m.size("ssm.state_size"),
+        "mamba_d_conv": m.size("ssm.conv_kernel"),
+        "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in m,
+        "mamba_proj_bias": "blk.0.ssm_in.bias" in m,
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in m,
+    }
+
+
 def _values(name: str, tensor: Tensor) -> Tensor:
     return (-tensor.float()).log() if name.endswith("A_log") else tensor
 
@@ -124,23 +145,30 @@ _NEMOTRON_NAMES = {
     "ffn_latent_down": "mixer.fc1_latent_proj",
     "ffn_latent_up": "mixer.fc2_latent_proj",
 }
+_FALCON_NAMES = {
+    **_mamba2("mamba"),
+    "output_norm": "model.final_layernorm",
+    "ffn_norm": "pre_ff_layernorm",
+    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+}
 _NEMOTRON_EXPERTS = {f"mixer.experts.{part}_proj": (f"ffn_{part}_exps.weight",) for part in ("up", "down")}
 _MAMBA2: dict[str, Any] = {
-    "rows": interleaved,
     "values": _values,
     "added": {"conv1d.weight": 1},
     "flat": tuple(f"{module}.{last}" for module in ("mamba", "mixer") for last in ("A_log", "D", "norm.weight")),
 }
 
 ARCHITECTURES = (
+    Architecture("falcon-h1", _falcon_h1, _FALCON_NAMES, **_MAMBA2),
     *(
-        Architecture(name, _nemotron_h, _NEMOTRON_NAMES, parts=_NEMOTRON_EXPERTS, **_MAMBA2)
+        Architecture(name, _nemotron_h, _NEMOTRON_NAMES, rows=interleaved, parts=_NEMOTRON_EXPERTS, **_MAMBA2)
         for name in ("nemotron_h", "nemotron_h_moe")
     ),
     Architecture(
         "granitehybrid",
         _granitehybrid,
         _GRANITE_NAMES,
+        rows=interleaved,
         joined={"shared_mlp.input_linear.weight": _GATE_AND_UP},
         parts=GRANITE_EXPERTS,
         **_MAMBA2,

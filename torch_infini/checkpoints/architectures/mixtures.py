@@ -1,10 +1,14 @@
-"""Mixtures of experts whose files name their parts alike: OLMoE, Hunyuan, dots1, GLM 4.5, MiniMax M2, LFM2."""
+"""Mixtures of experts whose files name their parts alike.
+
+OLMoE, Hunyuan, dots1, GLM 4.5, MiniMax M2, ERNIE 4.5, AFMoE, LFM2.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..architecture import EXPERTS, Architecture, Metadata, decoder, experts, rope, shared_experts, with_expert_length
+from ..method import NAME
 from .others import LFM2_NAMES, lfm2
 
 _BIAS = "exp_probs_b.bias"  # of the scores, for the choice alone
@@ -52,6 +56,36 @@ def _minimax_m2(m: Metadata) -> dict[str, Any]:
     return {**decoder(with_expert_length(m), "minimax_m2"), **experts(m), **more}
 
 
+def _ernie4_5_moe(m: Metadata) -> dict[str, Any]:
+    return {
+        **decoder(m, "ernie4_5_moe"),
+        "use_bias": "blk.0.attn_q.bias" in m,
+        "moe_num_experts": m.size("expert_count"),
+        "moe_k": m.size("expert_used_count"),
+        "moe_intermediate_size": m.size("expert_feed_forward_length"),
+        "moe_num_shared_experts": m.get("expert_shared_count", 0),
+        "moe_layer_start_index": m.get("leading_dense_block_count", 0),
+        "moe_layer_interval": m.get("interleave_moe_layer_step", 1),
+    }
+
+
+def _afmoe(m: Metadata) -> dict[str, Any]:
+    if not m.get("expert_weights_norm", True):
+        raise NotImplementedError(f"{NAME}: an afmoe in {m.path} must have expert_weights_norm, got False")
+    return {
+        **decoder(m, "afmoe"),
+        "num_experts": m.size("expert_count"),
+        "num_experts_per_tok": m.size("expert_used_count"),
+        "moe_intermediate_size": m.size("expert_feed_forward_length"),
+        "num_shared_experts": m.get("expert_shared_count", 0),
+        "num_dense_layers": m.get("leading_dense_block_count", 0),
+        "route_scale": m.get("expert_weights_scale", 1.0),
+        "sliding_window": m["attention.sliding_window"],
+        "global_attn_every_n_layers": 4,
+        "mup_enabled": True,
+    }
+
+
 def _lfm2moe(m: Metadata) -> dict[str, Any]:
     return {
         **lfm2(m, "lfm2_moe"),
@@ -74,6 +108,16 @@ _HUNYUAN_NAMES = {
 ROUTED_NAMES = {_BIAS: "mlp.gate.e_score_correction_bias", **_ROUTER, **shared_experts("mlp.shared_experts")}
 _GLM4MOE_NAMES = {**ROUTED_NAMES, "post_attention_norm": "post_attention_layernorm"}
 _MINIMAX_NAMES = {**_ROUTER, _BIAS: "mlp.e_score_correction_bias"}
+_ERNIE_NAMES = {**ROUTED_NAMES, _BIAS: "mlp.gate.moe_statics.e_score_correction_bias"}
+_AFMOE_NAMES = {
+    "attn_gate": "self_attn.gate_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_gate_inp": "mlp.router.gate",
+    _BIAS: "mlp.expert_bias",
+    **shared_experts("mlp.shared_experts"),
+}
 _LFM2MOE_NAMES = {**LFM2_NAMES, _BIAS: "feed_forward.expert_bias", "ffn_gate_inp": "feed_forward.gate"}
 _LFM2MOE_PARTS = {name.replace("mlp.", "feed_forward."): parts for name, parts in EXPERTS.items()}
 
@@ -82,6 +126,8 @@ ARCHITECTURES = (
     Architecture("hunyuan-moe", _hunyuan, _HUNYUAN_NAMES, parts=EXPERTS),
     Architecture("dots1", _dots1, ROUTED_NAMES, parts=EXPERTS),
     Architecture("glm4moe", _glm4moe, _GLM4MOE_NAMES, parts=EXPERTS),
+    Architecture("ernie4_5-moe", _ernie4_5_moe, _ERNIE_NAMES, parts=EXPERTS, added={"e_score_correction_bias": 0}),
+    Architecture("afmoe", _afmoe, _AFMOE_NAMES, parts=EXPERTS),
     Architecture("minimax-m2", _minimax_m2, _MINIMAX_NAMES, parts=EXPERTS),
     Architecture("lfm2moe", _lfm2moe, _LFM2MOE_NAMES, parts=_LFM2MOE_PARTS, added={"conv.conv.weight": 1}),
 )

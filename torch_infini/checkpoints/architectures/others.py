@@ -59,6 +59,11 @@ def _stablelm(m: Metadata) -> dict[str, Any]:
 
 
 def _glm4(m: Metadata) -> dict[str, Any]:
+    if m.get("rope.dimension_sections"):
+        raise NotImplementedError(
+            f"{NAME}: a glm4 in {m.path} must be of a text model, whose heads are in the model's order, got "
+            "rope.dimension_sections"
+        )
     return {**decoder(m, "glm4"), "rope_parameters": rope(m, partial=True)}
 
 

@@ -1,4 +1,7 @@
-"""Qwen 2 and 3, dense and as mixtures."""
+"""Qwen 2 and 3, dense and as mixtures, and the text models of their vision-language ones.
+
+Of those the positions of a text are alike on all axes, which makes their rotation the usual one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from ..architecture import EXPERTS, Architecture, Metadata, decoder, experts, sh
 
 
 def _dense(m: Metadata) -> dict[str, Any]:
-    kind = str(m.architecture)
+    kind = str(m.architecture).removesuffix("vl")
     return {"architectures": [f"{kind.capitalize()}ForCausalLM"], **decoder(m, kind)}
 
 
@@ -37,8 +40,7 @@ _SHARED = {
 }
 
 ARCHITECTURES = (
-    Architecture("qwen2", _dense),
-    Architecture("qwen3", _dense),
+    *(Architecture(name, _dense) for name in ("qwen2", "qwen2vl", "qwen3", "qwen3vl")),
     Architecture("qwen2moe", _qwen2moe, _ROUTER | _SHARED, parts=EXPERTS, added={"shared_expert_gate.weight": 0}),
-    Architecture("qwen3moe", _qwen3moe, _ROUTER, parts=EXPERTS),
+    *(Architecture(name, _qwen3moe, _ROUTER, parts=EXPERTS) for name in ("qwen3moe", "qwen3vlmoe")),
 )
