@@ -160,10 +160,12 @@ def _hybrid(c: Any) -> dict[str, Any]:
 
 def _nemotron_h(c: Any) -> dict[str, Any]:
     has_experts = "moe" in c.layers_block_type
+    kinds = [*c.layers_block_type, *["full_attention"] * has_experts]  # of the block behind the layers too
     inner = c.moe_intermediate_size if has_experts else c.intermediate_size
     found = {
-        "attention.head_count_kv": [c.num_key_value_heads * (one == "full_attention") for one in c.layers_block_type],
-        "feed_forward_length": [inner * (one in ("moe", "mlp")) for one in c.layers_block_type],
+        "attention.head_count_kv": [c.num_key_value_heads * (one == "full_attention") for one in kinds],
+        "feed_forward_length": [inner * (one in ("moe", "mlp")) for one in kinds],
+        "attention.layer_norm_epsilon": c.layer_norm_epsilon,
         "attention.layer_norm_rms_epsilon": c.layer_norm_epsilon,
         "ssm.conv_kernel": c.conv_kernel,
         "ssm.state_size": c.ssm_state_size,
@@ -187,6 +189,10 @@ def _gemma4(c: Any) -> dict[str, Any]:
         "attention.shared_kv_layers": c.num_kv_shared_layers,
         "attention.key_length": own.head_dim,
         "attention.key_length_swa": c.per_layer_config[1 - full].head_dim,
+        "attention.value_length": own.head_dim,
+        "attention.value_length_swa": c.per_layer_config[1 - full].head_dim,
+        "rope.dimension_count": own.head_dim,
+        "rope.dimension_count_swa": c.per_layer_config[1 - full].head_dim,
         "embedding_length_per_layer_input": c.hidden_size_per_layer_input,
         "rope.freq_base_swa": float(c.rope_parameters["sliding_attention"]["rope_theta"]),
         "final_logit_softcapping": c.final_logit_softcapping,
@@ -305,7 +311,7 @@ CASES: dict[str, Case] = {
             **dict.fromkeys(("attention_out_multiplier", "attention_in_multiplier"), 1.0),
             **dict.fromkeys(("ssm_in_multiplier", "ssm_out_multiplier"), 1.0),
             **{"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5},
-            **{"mamba_rms_norm": True, "mamba_n_groups": 2},
+            **{"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2},
         },
         conversions.falcon_h1,
     ),
@@ -338,6 +344,7 @@ CASES: dict[str, Case] = {
         lambda c: {
             "expert_count": c.num_experts,
             "expert_used_count": c.moe_topk,
+            "expert_feed_forward_length": c.intermediate_size,
             "expert_shared_feed_forward_length": c.intermediate_size,
             "expert_shared_count": 1,
         },
@@ -388,6 +395,7 @@ CASES: dict[str, Case] = {
             | {"expert_feed_forward_length": c.moe_intermediate_size, "expert_gating_func": 1}
             | {"expert_shared_count": c.moe_num_shared_experts, "interleave_moe_layer_step": c.moe_layer_interval}
             | {"leading_dense_block_count": c.moe_layer_start_index}
+            | {"expert_shared_feed_forward_length": c.moe_intermediate_size * c.moe_num_shared_experts}
         ),
         {"moe_k": 2, "moe_layer_end_index": 3, "use_bias": False, **_TIED},
         conversions.ernie_moe,
@@ -403,7 +411,7 @@ CASES: dict[str, Case] = {
         {"num_experts_per_tok": 2, "num_dense_layers": 1, "route_scale": 2.5, "mup_enabled": True},
         conversions.afmoe,
     ),
-    "qwen3vl": Case("qwen3", lambda c: {"rope.dimension_sections": [24, 20, 20, 0]}),
+    "qwen3vl": Case("qwen3", lambda c: {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 3}),
     "deepseek2": Case(
         "deepseek_v3",
         lambda c: _latent(c) | _yarn(c) | {"rope.scaling.yarn_log_multiplier": 0.1 * 0.707},
@@ -560,6 +568,7 @@ def _write_fields(writer: Any, config: Any, more: dict[str, Any]) -> None:
         "feed_forward_length": "intermediate_size",
         "attention.head_count_kv": "num_key_value_heads",
         "attention.key_length": "head_dim",
+        "attention.value_length": "head_dim",
     }
     more = {name: getattr(config, entry, None) for name, entry in usual.items() if name not in more} | more
     for entry in ("rms_norm_eps", "norm_eps"):
@@ -587,12 +596,12 @@ def _write_fields(writer: Any, config: Any, more: dict[str, Any]) -> None:
 def _name_of(name: str, names: Any) -> str:
     if name.startswith("blk."):
         return name
-    stem, last = (name, "weight") if name.endswith(".sinks") else name.rsplit(".", 1)
-    if last in ("A_log", "D"):
-        stem, last = name, ""
-    mapped = names.get_name(stem) or names.get_name(name)
+    name = f"{name}.weight" if name.endswith(".sinks") else name
+    stem, _, last = name.rpartition(".")
+    whole = names.get_name(name)  # some are known with their last part, and have none in the file
+    mapped = names.get_name(stem) if whole is None else whole
     assert mapped is not None, name
-    return f"{mapped}.{last}".removesuffix(".")
+    return mapped if whole is not None else f"{mapped}.{last}"
 
 
 def _write_tensor(writer: Any, name: str, stored: conversions.Stored, kind: str, key: str) -> None:

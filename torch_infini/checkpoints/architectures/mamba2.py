@@ -57,7 +57,7 @@ def _nemotron_h(m: Metadata) -> dict[str, Any]:
         **sizes(Metadata(m.path, fields, m.infos)),
         "num_key_value_heads": max(kv),
         "head_dim": m.head_dim,
-        "layer_norm_epsilon": m["attention.layer_norm_rms_epsilon"],
+        "layer_norm_epsilon": m.get("attention.layer_norm_rms_epsilon") or m["attention.layer_norm_epsilon"],
         "layers_block_type": [
             "full_attention" if of_k else ("moe" if has_experts else "mlp") if of_mlp else "linear_attention"
             for of_k, of_mlp in zip(kv, inner, strict=True)
@@ -98,6 +98,7 @@ def _falcon_h1(m: Metadata) -> dict[str, Any]:
         "mamba_conv_bias": "blk.0.ssm_conv1d.bias" in m,
         "mamba_proj_bias": "blk.0.ssm_in.bias" in m,
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in m,
+        "mamba_norm_before_gate": False,  # as llama.cpp computes
     }
 
 
@@ -148,7 +149,8 @@ _NEMOTRON_NAMES = {
 _FALCON_NAMES = {
     **_mamba2("mamba"),
     "output_norm": "model.final_layernorm",
-    "ffn_norm": "pre_ff_layernorm",
+    "ffn_norm": "pre_ff_layernorm.weight",  # which has no last part in files
+    "ffn_norm.weight": "pre_ff_layernorm.weight",
     **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
 }
 _NEMOTRON_EXPERTS = {f"mixer.experts.{part}_proj": (f"ffn_{part}_exps.weight",) for part in ("up", "down")}
