@@ -238,6 +238,25 @@ def test_parts_of_other_shapes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "field, value, rule",
+    [
+        ("nextn_predict_layers", 4, "nextn_predict_layers in .* must be a number below that of blocks, 4, got 4"),
+        ("ssm.time_step_rank", 3, "ssm.time_step_rank in .* must be a multiple of ssm.group_count, 2, got 3"),
+        ("ssm.inner_size", 4096, r"A_log|in_proj|conv1d|must have shape|rows must be|tensors in"),
+        ("rope.dimension_sections", 7, "rope.dimension_sections in .* must be at least 3 numbers, got 7"),
+        ("ssm.group_count", 0, "ssm.group_count in .* must be a positive integer, got 0"),
+    ],
+)
+def test_fields_that_contradict(field: str, value: Any, rule: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """A sentence, before a weight is computed."""
+    case = CASES["qwen35"]
+    monkeypatch.setitem(CASES, "qwen35", case._replace(fields=lambda c: case.fields(c) | {field: value}))
+    write(tmp_path / "model.gguf", "qwen35")
+    with pytest.raises(ValueError, match=rule):
+        torch_infini.load(tmp_path / "model.gguf", torch.float32)
+
+
+@pytest.mark.parametrize(
     "name, field, value",
     [("glm4", "rope.dimension_sections", [8, 12, 12, 0]), ("afmoe", "expert_weights_norm", False)],
 )

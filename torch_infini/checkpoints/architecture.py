@@ -105,7 +105,13 @@ class Metadata:
     @property
     def layers(self) -> int:
         """The layers of the decoder; blocks behind them, which predict further tokens, are not loaded."""
-        return self.size("block_count") - self.get("nextn_predict_layers", 0)
+        blocks, behind = self.size("block_count"), self.get("nextn_predict_layers", 0)
+        if not isinstance(behind, int) or not 0 <= behind < blocks:
+            raise ValueError(
+                f"{NAME}: {self.architecture}.nextn_predict_layers in {self.path} must be a number below that of "
+                f"blocks, {blocks}, got {behind!r}"
+            )
+        return blocks - behind
 
     def is_behind(self, tensor: str) -> bool:
         """Return whether a tensor is of a block behind the layers."""

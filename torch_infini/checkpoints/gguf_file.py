@@ -132,7 +132,7 @@ class GGUFFile:
                 parts = [torch.empty(self._values_shape(own), device="meta") for own in stored]
                 try:
                     self.tensors[whole] = TensorInfo(dtype, tuple(joined.of(self._metadata, parts).shape))
-                except RuntimeError as error:
+                except (RuntimeError, IndexError) as error:
                     got = ", ".join(str(list(part.shape)) for part in parts)
                     raise ValueError(
                         f"{NAME}: the parts of {whole} in {self._path} must have the shapes that the fields of a "
@@ -186,10 +186,13 @@ class GGUFFile:
         if stored.kind is not None or _PART in name:
             return tensor  # Blocks has the order of rows and columns
         rows, columns = self.orders(name)
-        if rows is not None:
-            tensor = tensor[rows.index(len(tensor))]
-        if columns is not None:
-            tensor = tensor[:, columns.index(tensor.shape[1])]
+        try:
+            if rows is not None:
+                tensor = tensor[rows.index(len(tensor))]
+            if columns is not None:
+                tensor = tensor[:, columns.index(tensor.shape[1])]
+        except ValueError as error:
+            raise ValueError(f"{NAME}: {name} in {self._path}: {error}") from error
         return self._architecture.values(name, tensor).view(self.tensors[name].shape)
 
     def _whole(self, name: str) -> Tensor:

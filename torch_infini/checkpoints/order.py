@@ -34,7 +34,7 @@ class Order:
     def index(self, n: int) -> Tensor:
         """Return where the file has each of the model's n rows; ValueError if they are not whole groups."""
         group = self.outer * self.inner * self.size
-        if n < self.first or (n - self.first) % group:
+        if group < 1 or n < self.first or (n - self.first) % group:
             raise ValueError(f"rows must be {self.first} and groups of {group}, got {n}")
         rows = torch.arange(self.first, n).view(-1, self.inner, self.outer, self.size).transpose(1, 2)
         return torch.cat((torch.arange(self.first), rows.flatten()))

@@ -23,6 +23,7 @@ from ..architecture import (
     with_expert_length,
     without_one,
 )
+from ..method import NAME
 from ..order import Order
 
 
@@ -54,7 +55,12 @@ def _mixture(m: Metadata, model_type: str) -> dict[str, Any]:
 
 def _sections(m: Metadata, config: dict[str, Any]) -> dict[str, Any]:
     """Add the sections of a head by axis of an image's positions; those of a text are alike."""
-    sections = {"mrope_section": m["rope.dimension_sections"][:3], "mrope_interleaved": True}
+    found = m["rope.dimension_sections"]
+    if not isinstance(found, list) or len(found) < 3:
+        raise ValueError(
+            f"{NAME}: {m.architecture}.rope.dimension_sections in {m.path} must be at least 3 numbers, got {found!r}"
+        )
+    sections = {"mrope_section": found[:3], "mrope_interleaved": True}
     return {**config, "rope_parameters": config["rope_parameters"] | sections}
 
 
@@ -73,6 +79,11 @@ def _qwen3next(m: Metadata) -> dict[str, Any]:
 def _value_heads(m: Metadata, size: int, first: int = 0) -> Order | None:
     """Return the order of value heads of `size` rows: those of a key head follow each other in the model alone."""
     keys, values = m.size("ssm.group_count"), m.size("ssm.time_step_rank")
+    if values % keys:
+        raise ValueError(
+            f"{NAME}: {m.architecture}.ssm.time_step_rank in {m.path} must be a multiple of ssm.group_count, {keys}, "
+            f"got {values}"
+        )
     return None if keys == values else Order(keys, values // keys, size, first)
 
 
