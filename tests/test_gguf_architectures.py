@@ -101,6 +101,8 @@ def test_architecture(name: str, tmp_path: Path) -> None:
         ("llama", {"down_proj": "F16", "gate_up_proj": "F16"}),
         pytest.param("gpt-oss", {"down_proj": "F32", "gate_up_proj": "BF16"}, marks=pytest.mark.full),
         pytest.param("qwen2moe", {"down_proj": "IQ4_NL", "gate_up_proj": "Q5_0"}, marks=pytest.mark.full),
+        pytest.param("qwen2moe", {"down_proj": "Q3_K", "gate_up_proj": "Q2_K"}, marks=pytest.mark.full),
+        pytest.param("qwen3moe", {"down_proj": "IQ4_XS", "gate_up_proj": "Q3_K"}, marks=pytest.mark.full),
     ],
 )
 def test_experts(name: str, kinds: dict[str, str], tmp_path: Path) -> None:

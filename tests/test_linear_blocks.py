@@ -74,6 +74,27 @@ def test_q6_k() -> None:
     assert decoded("q6_k", low * 2 + high * 2 + struct.pack("16b", *scales) + halves(0.5)) == expected
 
 
+def test_few_bits() -> None:
+    two = bytes(i % 4 | 1 << 2 | 2 << 4 | (3 - i % 4) << 6 for i in range(32))  # bits of 4 times 32 elements
+    codes = [(i % 4, 1, 2, 3 - i % 4)[part % 4] for part in range(8) for i in range(32)]
+    scales, minima = [*range(16)], [*range(15, -1, -1)]
+    both = bytes(s | m << 4 for s, m in zip(scales, minima, strict=True))
+    expected = [2.0 * scales[e // 16] * codes[e] - 0.5 * minima[e // 16] for e in range(256)]
+    assert decoded("q2_k", both + two * 2 + halves(2, 0.5)) == expected
+    third = bytes(1 << i % 8 for i in range(32))  # bit p of byte i belongs to element i of part p
+    signed = [2 * i - 15 for i in range(16)]
+    packed = [(signed[i] + 32 & 15) | (signed[i + 8] + 32 & 15) << 4 for i in range(8)]
+    packed += [sum((signed[i + 4 * j] + 32 >> 4) << 2 * j for j in range(4)) for i in range(4)]
+    expected = [0.5 * signed[e // 16] * (codes[e] - (0 if e % 32 % 8 == e // 32 else 4)) for e in range(256)]
+    assert decoded("q3_k", third + two * 2 + bytes(packed) + halves(0.5)) == expected
+    levels = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+    of_parts = [-32, -5, 0, 1, 7, 15, 16, 31]
+    upper = sum((s + 32 >> 4) << 2 * i for i, s in enumerate(of_parts))
+    low = bytes(of_parts[i] + 32 & 15 | (of_parts[i + 1] + 32 & 15) << 4 for i in range(0, 8, 2))
+    expected = [0.25 * s * levels[q] for s in of_parts for q in COUNTED]
+    assert decoded("iq4_xs", halves(0.25) + struct.pack("<H", upper) + low + NIBBLES * 8) == expected
+
+
 def test_small_floats() -> None:
     fp4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     fp4 += [-value for value in fp4]
@@ -131,5 +152,5 @@ def test_pairs_and_tiles_have_the_bits_of_linear(kind: str) -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(ValueError, match=r"kind must be one of q4_0, .*int4_128, got 'q3_k'"):
-        torch_infini.ops.linear_blocks(torch.ones(1, 256), torch.zeros(1, 1, 110, dtype=torch.uint8), "q3_k")
+    with pytest.raises(ValueError, match=r"kind must be one of q4_0, .*int4_128, got 'iq1_s'"):
+        torch_infini.ops.linear_blocks(torch.ones(1, 256), torch.zeros(1, 1, 110, dtype=torch.uint8), "iq1_s")

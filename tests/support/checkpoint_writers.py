@@ -362,13 +362,21 @@ BLOCK_BYTES = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32
     "Q6_K": (256, 210),
     "IQ4_NL": (32, 18),
     "MXFP4": (32, 17),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "IQ4_XS": (256, 136),
 }
+# Float16 scales of the kinds that the package cannot write, by offset, and their sizes beside each other: a second one
+# is of what is subtracted, the middle of the codes.
 HALVES = {
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "IQ4_NL": (0,),
-}  # float16 scales of the kinds that the package cannot write
+    "Q2_K": {80: 20.0, 82: 30.0},
+    "Q3_K": {108: 6.0},
+    "Q4_K": {0: 1.0, 2: 7.5},
+    "Q5_K": {0: 1.0, 2: 15.5},
+    "Q6_K": {208: 0.2},
+    "IQ4_NL": {0: 1.0},
+    "IQ4_XS": {0: 0.2},
+}
 GGUF_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -396,9 +404,8 @@ def gguf_blocks(kind: str, weight: Tensor) -> tuple[Any, Tensor]:
     if kind in HALVES:
         elements, size = BLOCK_BYTES[kind]
         blocks = torch.randint(0, 256, (weight.shape[0], weight.shape[1] // elements, size), dtype=torch.uint8)
-        for at in HALVES[kind]:  # the second is of what is subtracted: the middle of 4 or 5 bits
-            middle = {"Q6_K": 0.2, "Q4_K": 7.5, "Q5_K": 15.5}[kind] if at else 1.0
-            scales = (torch.rand(blocks.shape[:2]) * 0.1 + 0.95) * middle * 2e-4
+        for at, factor in HALVES[kind].items():
+            scales = (torch.rand(blocks.shape[:2]) * 0.1 + 0.95) * factor * 2e-4
             blocks[..., at : at + 2] = scales.half()[..., None].view(torch.uint8)
         data = blocks.flatten(1).numpy()
     elif kind == "BF16":

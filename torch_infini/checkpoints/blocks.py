@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..ops._blocks import ggml, scale_at
+from ..ops._blocks import KINDS as ALL
+from ..ops._blocks import OWN, ggml, scale_at
 from .experts import ExpertsFormat
 from .order import Order
 from .weight import (
@@ -27,7 +28,7 @@ from .weight import (
     rows_in,
 )
 
-KINDS = {kind.name.upper(): kind for kind in ggml.KINDS}  # by GGUF's names
+KINDS = {kind.name.upper(): kind for kind in ALL.values() if kind.number < OWN}  # by GGUF's names
 _INT4 = {"Q4_0": ggml.q4_0, "Q4_1": ggml.q4_1, "Q4_K": ggml.q4_k}
 
 

@@ -33,11 +33,12 @@ def linear_blocks(
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
         weight: [n, k / elements, bytes] uint8, k a multiple of the kind's elements; the blocks of a row adjacent, any
             row stride, any address.
-        kind: A name of GGML's types in lower case: q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, iq4_nl, mxfp4; or
-            fp8 or nf4, where a block is a float32 scale, then 128 codes of E4M3, or 64 of NormalFloat4, the first of
-            each two in the upper half of their byte; or int4_32, int4_64 or int4_128, a scale and a zero point in
-            float16, then codes of 4 bits, of each 64 (or 32) the first half in the lower halves of the bytes. Or its
-            number, which torch.ops.infini.linear_blocks takes: GGML's, and 1000 to 1004 for ours, in this order.
+        kind: A name of GGML's types in lower case: q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl,
+            iq4_xs, mxfp4; or fp8 or nf4, where a block is a float32 scale, then 128 codes of E4M3, or 64 of
+            NormalFloat4, the first of each two in the upper half of their byte; or int4_32, int4_64 or int4_128, a
+            scale and a zero point in float16, then codes of 4 bits, of each 64 (or 32) the first half in the lower
+            halves of the bytes. Or its number, which torch.ops.infini.linear_blocks takes: GGML's, and 1000 to
+            1004 for ours, in this order.
         bias: [n], dtype of x or float32, or None.
         out: [..., n], written and returned instead of a new tensor; must not share memory with the arguments.
 

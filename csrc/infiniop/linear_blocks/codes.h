@@ -105,6 +105,19 @@ inline Bytes look_up(Bytes table, Bytes index) {
 #endif
 }
 
+constexpr Bytes bytes_of(const int (&values)[16]) {
+    Bytes bytes = {};
+    for (int i = 0; i < 16; ++i) {
+        bytes[i] = static_cast<uint8_t>(values[i]);
+    }
+    return bytes;
+}
+
+// The levels of IQ4_NL and IQ4_XS.
+inline Bytes iq4_levels() {
+    return bytes_of({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113});
+}
+
 // kLanes bytes as 32-bit integers
 inline VecU load_codes(const uint8_t *p) {
 #if defined(__AVX512F__)

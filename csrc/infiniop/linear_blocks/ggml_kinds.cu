@@ -115,21 +115,13 @@ struct Q6_K {
     }
 };
 
-// 4-bit indices into a table of integers, four of them in a word.
-__device__ __forceinline__ float level(const uint32_t (&table)[4], uint32_t index) {
-    const uint32_t low = __byte_perm(table[0], table[1], index & 7), high = __byte_perm(table[2], table[3], index & 7);
-    return static_cast<float>(static_cast<int8_t>((index < 8 ? low : high) & 255));
-}
-
 struct Iq4Nl {
     static constexpr int kElements = 32, kBytes = 18;
     static __device__ __forceinline__ void decode(const Block &block, int, float (&w)[kRun]) {
-        // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
-        constexpr uint32_t kTable[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
         uint32_t q[4];
         block.words(q, 2);
         const float scale = block.half(0);
-        each(w, [&](int i) { return level(kTable, nibble_of(q, i)) * scale; });
+        each(w, [&](int i) { return level(kIq4Levels, nibble_of(q, i)) * scale; });
     }
 };
 

@@ -267,29 +267,16 @@ INFINI_ALWAYS_INLINE void level_pairs(const uint8_t *p, Bytes table, float scale
 }
 #endif
 
-constexpr Bytes bytes_of(const int (&values)[16]) {
-    Bytes bytes = {};
-    for (int i = 0; i < 16; ++i) {
-        bytes[i] = static_cast<uint8_t>(values[i]);
-    }
-    return bytes;
-}
-
 struct Iq4Nl {
     static constexpr int kElements = 32, kBytes = 18;
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
-        levels(p + 2, table(), half_at(p), sink);
+        levels(p + 2, iq4_levels(), half_at(p), sink);
     }
 #if defined(__AVX512BF16__)
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
-        level_pairs(p + 2, table(), half_at(p), sink);
+        level_pairs(p + 2, iq4_levels(), half_at(p), sink);
     }
 #endif
-
-private:
-    static Bytes table() {
-        return bytes_of({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113});
-    }
 };
 
 struct Mxfp4 {

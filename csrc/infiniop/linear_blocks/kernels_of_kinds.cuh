@@ -56,6 +56,15 @@ __device__ __forceinline__ uint32_t nibble_of(const uint32_t *words, int i, bool
     return words[i / 4] >> (i % 4 * 8 + (upper ? 4 : 0)) & 15;
 }
 
+// 4-bit indices into a table of integers, four of them in a word.
+__device__ __forceinline__ float level(const uint32_t (&table)[4], uint32_t index) {
+    const uint32_t low = __byte_perm(table[0], table[1], index & 7), high = __byte_perm(table[2], table[3], index & 7);
+    return static_cast<float>(static_cast<int8_t>((index < 8 ? low : high) & 255));
+}
+
+// Those of IQ4_NL and IQ4_XS: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
+__device__ constexpr uint32_t kIq4Levels[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
+
 // w[i] = value(i)
 template <typename Value> __device__ __forceinline__ void each(float (&w)[kRun], const Value &value) {
 #pragma unroll

@@ -19,5 +19,6 @@ def _found() -> dict[str, BlockKind]:
 
 
 KINDS = _found()  # by name
+OWN = 1000  # the first number that is not GGML's
 
-__all__ = ["KINDS", "BlockKind", "scale_at"]
+__all__ = ["KINDS", "OWN", "BlockKind", "scale_at"]
