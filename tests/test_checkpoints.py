@@ -443,7 +443,7 @@ def test_bad_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for end in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         end()
     with pytest.raises(
-        ValueError, match=r"general.architecture in .* must be one of arcee, cohere2, .*, starcoder2, got 'mamba'"
+        ValueError, match=r"general.architecture in .* must be one of afmoe, arcee, .*, starcoder2, got 'mamba'"
     ):
         opened(tmp_path / "other.gguf")
     path = tmp_path / "model.gguf"
