@@ -76,7 +76,9 @@ class Unavailable(Exception):
 def interpreter(release: str) -> str:
     """A command for this Python: this one, one on PATH, or pyenv's newest."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    theirs = sorted(pyenv.glob(f"{release}.*/bin/python"), key=lambda path: int(path.parts[-3].split(".")[2]))
+    is_ours = os.access(pyenv, os.R_OK | os.X_OK)  # PYENV_ROOT may be another user's
+    found = pyenv.glob(f"{release}.*/bin/python") if is_ours else ()
+    theirs = sorted(found, key=lambda path: int(path.parts[-3].split(".")[2]))
     for python in (sys.executable, shutil.which(f"python{release}"), *map(str, reversed(theirs))):
         asked = (python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
         if python and subprocess.run(asked, capture_output=True, text=True).stdout.strip() == release:  # type: ignore[arg-type]
