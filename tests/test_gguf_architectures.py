@@ -231,12 +231,19 @@ def test_parts_of_other_shapes(tmp_path: Path) -> None:
     rule = r"in_proj_qkvz.weight in .* must have the shapes that the fields of a qwen3next give, got \[256, 64\], \["
     with pytest.raises(ValueError, match=rule):
         GGUFFile(Metadata(path, fields, infos), ARCHITECTURES["qwen3next"])
-    sizes = {"gemma4.block_count": 2, "gemma4.attention.head_count_kv": 2, "gemma4.feed_forward_length": 96}
+    sizes: dict[str, Any] = {
+        "gemma4.block_count": 2,
+        "gemma4.attention.head_count_kv": 2,
+        "gemma4.feed_forward_length": 96,
+    }
     fields = {"general.architecture": "gemma4", **sizes}
     for value, rule in (([True], "must have an entry for each of 2 layers, got 1"), (True, "must have full and slid")):
         fields["gemma4.attention.sliding_window_pattern"] = value
         with pytest.raises(ValueError, match=rule):
             ARCHITECTURES["gemma4"].config(Metadata(path, fields, {}))
+    fields |= {"gemma4.attention.sliding_window_pattern": [True, False], "gemma4.attention.shared_kv_layers": 2}
+    with pytest.raises(ValueError, match="shared_kv_layers in .* must be a number below that of layers, 2, got 2"):
+        ARCHITECTURES["gemma4"].config(Metadata(path, fields, {}))
 
 
 @pytest.mark.parametrize(
@@ -246,6 +253,7 @@ def test_parts_of_other_shapes(tmp_path: Path) -> None:
         ("ssm.time_step_rank", 3, "ssm.time_step_rank in .* must be a multiple of ssm.group_count, 2, got 3"),
         ("ssm.inner_size", 4096, r"A_log|in_proj|conv1d|must have shape|rows must be|tensors in"),
         ("rope.dimension_sections", 7, "rope.dimension_sections in .* must be at least 3 numbers, got 7"),
+        ("full_attention_interval", 0, "full_attention_interval in .* must be a positive integer, got 0"),
         ("ssm.group_count", 0, "ssm.group_count in .* must be a positive integer, got 0"),
     ],
 )

@@ -140,13 +140,19 @@ def _latent(c: Any) -> dict[str, Any]:
     }
 
 
-def _hybrid(c: Any) -> dict[str, Any]:
-    found = {
-        "attention.head_count_kv": [c.num_key_value_heads * (one == "full_attention") for one in c.layer_types],
+def _scales(c: Any) -> dict[str, Any]:
+    return {
         "attention.scale": c.attention_multiplier,
         "embedding_scale": c.embedding_multiplier,
         "residual_scale": c.residual_multiplier,
         "logit_scale": c.logits_scaling,
+    }
+
+
+def _hybrid(c: Any) -> dict[str, Any]:
+    found = {
+        "attention.head_count_kv": [c.num_key_value_heads * (one == "full_attention") for one in c.layer_types],
+        **_scales(c),
         "expert_shared_feed_forward_length": c.shared_intermediate_size,
         "rope.scaling.finetuned": False,
         "ssm.conv_kernel": c.mamba_d_conv,
@@ -248,10 +254,7 @@ CASES: dict[str, Case] = {
     "granite": Case(
         "granite",
         lambda c: {
-            "attention.scale": c.attention_multiplier,
-            "embedding_scale": c.embedding_multiplier,
-            "residual_scale": c.residual_multiplier,
-            "logit_scale": c.logits_scaling,
+            **_scales(c),
         },
         _SCALES,
         conversion=conversions.neighbours,
@@ -277,10 +280,7 @@ CASES: dict[str, Case] = {
         lambda c: {
             "expert_count": c.num_local_experts,
             "expert_used_count": c.num_experts_per_tok,
-            "attention.scale": c.attention_multiplier,
-            "embedding_scale": c.embedding_multiplier,
-            "residual_scale": c.residual_multiplier,
-            "logit_scale": c.logits_scaling,
+            **_scales(c),
         },
         _SCALES,
         conversion=conversions.neighbours,

@@ -36,6 +36,11 @@ def _gemma4(m: Metadata) -> dict[str, Any]:
     is_sliding = [bool(one) for one in _by_layer(m, "attention.sliding_window_pattern", False)]
     heads, inner = _by_layer(m, "attention.head_count_kv"), _by_layer(m, "feed_forward_length")
     shared = m.get("attention.shared_kv_layers", 0)
+    if not isinstance(shared, int) or not 0 <= shared < m.layers:
+        raise ValueError(
+            f"{NAME}: {m.architecture}.attention.shared_kv_layers in {m.path} must be a number below that of layers, "
+            f"{m.layers}, got {shared!r}"
+        )
     own = range(m.layers - shared)  # the layers with keys and values of their own
     full = [i for i in own if not is_sliding[i]]
     if not any(is_sliding) or all(is_sliding):

@@ -31,7 +31,7 @@ def _linear(m: Metadata, model_type: str) -> dict[str, Any]:
     """Return the values that all of them have."""
     m = with_expert_length(m)
     heads = m.size("ssm.time_step_rank")
-    interval = m.get("full_attention_interval", 4)
+    interval = 4 if m.get("full_attention_interval") is None else m.size("full_attention_interval")
     kinds = ("linear_attention", "full_attention")
     return {
         **decoder(m, model_type),
