@@ -266,6 +266,21 @@ def test_fields_that_contradict(field: str, value: Any, rule: str, tmp_path: Pat
         torch_infini.load(tmp_path / "model.gguf", torch.float32)
 
 
+@pytest.mark.parametrize("name", ["qwen35", "granitehybrid"])
+def test_a_decay_that_grows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its logarithm would be NaN."""
+    case = CASES[name]
+
+    def grown(key: str, tensor: torch.Tensor, config: Any) -> Any:
+        found = case.conversion(key, tensor, config)
+        return [one._replace(pieces=[-p for p in one.pieces]) for one in found] if key.endswith("A_log") else found
+
+    monkeypatch.setitem(CASES, name, case._replace(conversion=grown))
+    write(tmp_path / "model.gguf", name)
+    with pytest.raises(ValueError, match=r"A_log in .*model.gguf: the decay of a state must be negative, got \d"):
+        torch_infini.load(tmp_path / "model.gguf", torch.float32)
+
+
 @pytest.mark.parametrize(
     "name, field, value",
     [("glm4", "rope.dimension_sections", [8, 12, 12, 0]), ("afmoe", "expert_weights_norm", False)],

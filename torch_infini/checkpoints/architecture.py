@@ -150,6 +150,14 @@ def without_one(name: str, tensor: Tensor) -> Tensor:
     return tensor.float() - 1 if tensor.dim() == 1 and name.endswith("norm.weight") else tensor
 
 
+def log_of_decay(tensor: Tensor) -> Tensor:
+    """Return A_log of a state's decay -exp(A_log), which files have; ValueError for one that is not negative."""
+    decay = tensor.float()
+    if not bool((decay < 0).all()):
+        raise ValueError(f"the decay of a state must be negative, got {float(decay.max())}")
+    return (-decay).log()
+
+
 class Part(NamedTuple):
     """A tensor of a file that is a part of one of the model's: the name of that, its place, and how many there are."""
 

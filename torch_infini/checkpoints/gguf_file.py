@@ -191,9 +191,9 @@ class GGUFFile:
                 tensor = tensor[rows.index(len(tensor))]
             if columns is not None:
                 tensor = tensor[:, columns.index(tensor.shape[1])]
+            return self._architecture.values(name, tensor).view(self.tensors[name].shape)
         except ValueError as error:
             raise ValueError(f"{NAME}: {name} in {self._path}: {error}") from error
-        return self._architecture.values(name, tensor).view(self.tensors[name].shape)
 
     def _whole(self, name: str) -> Tensor:
         """Join a tensor that is stored in parts, of which not all are in blocks of one kind."""

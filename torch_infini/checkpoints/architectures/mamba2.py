@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..architecture import Architecture, Joined, Metadata, decoder, experts, interleaved, sizes
+from ..architecture import Architecture, Joined, Metadata, decoder, experts, interleaved, log_of_decay, sizes
 from ..method import NAME
 from .llama import GRANITE_EXPERTS, GRANITE_ROUTER, granite
 from .mixtures import routed
@@ -103,7 +103,7 @@ def _falcon_h1(m: Metadata) -> dict[str, Any]:
 
 
 def _values(name: str, tensor: Tensor) -> Tensor:
-    return (-tensor.float()).log() if name.endswith("A_log") else tensor
+    return log_of_decay(tensor) if name.endswith("A_log") else tensor
 
 
 # Without experts, the shared MLP has the names of a decoder's.

@@ -18,6 +18,7 @@ from ..architecture import (
     decoder,
     experts,
     last_module,
+    log_of_decay,
     rope,
     shared_experts,
     with_expert_length,
@@ -104,7 +105,7 @@ def _columns(m: Metadata, name: str, n: int) -> Order | None:
 
 def _values(name: str, tensor: Tensor) -> Tensor:
     if name.endswith("A_log"):
-        return (-tensor.float()).log()
+        return log_of_decay(tensor)
     return tensor if name.endswith("linear_attn.norm.weight") else without_one(name, tensor)
 
 
