@@ -21,10 +21,10 @@ class Codes(NamedTuple):
     """Where the codes of a kind lie in its block: a block of `elements` codes of `bits` bits each.
 
     Attributes:
-        bits: Of a code: 4, 5, 6 or 8.
+        bits: Of a code: 2 to 6 or 8.
         fields: (first byte, bytes of a number, numbers) of what is no code.
         low: The first of these bytes that have lower bits.
-        half: Elements whose lower bits are in the lower halves of adjacent bytes, before as many in the upper halves.
+        half: Adjacent bytes: their lowest bits are those of as many elements, the next ones those of the next elements.
         high: The first byte with upper bits.
     """
 
@@ -33,6 +33,15 @@ class Codes(NamedTuple):
     low: int
     half: int
     high: int = 0
+
+    @property
+    def low_bits(self) -> int:
+        return 8 if self.bits == 8 else 4 if self.bits >= 4 else 2
+
+    @property
+    def columns(self) -> int:
+        """Of the lines that belong together."""
+        return 32 // (self.bits - self.low_bits or self.low_bits)
 
 
 _HALF, _HALVES = ((0, 2, 1),), ((0, 2, 1), (2, 2, 1))
@@ -45,7 +54,10 @@ CODES = {
     "q4_k": Codes(4, (*_HALVES, (4, 4, 3)), 16, 32),
     "q5_k": Codes(5, (*_HALVES, (4, 4, 3)), 48, 32, 16),
     "q6_k": Codes(6, ((208, 2, 1), (192, 1, 16)), 0, 64, 128),
+    "q2_k": Codes(2, ((80, 2, 1), (82, 2, 1), (0, 1, 16)), 16, 32),
+    "q3_k": Codes(3, ((108, 2, 1), (96, 4, 3)), 32, 32),
     "iq4_nl": Codes(4, _HALF, 2, 16),
+    "iq4_xs": Codes(4, (*_HALVES, (4, 4, 1)), 8, 16),
     "mxfp4": Codes(4, ((0, 1, 1),), 1, 16),
     "int4_32": Codes(4, _HALVES, 4, 16),
     "int4_64": Codes(4, _HALVES, 4, 32),
@@ -65,9 +77,9 @@ def _bit(name: str, e: int, bit: int) -> int:
     of = CODES[name]
     if of.bits == 8:
         return 8 * (of.low + e) + bit
-    run, i = divmod(e, 2 * of.half)
-    if bit < 4:
-        return 8 * (of.low + run * of.half + i % of.half) + 4 * (i // of.half) + bit
+    run, i = divmod(e, 8 // of.low_bits * of.half)
+    if bit < of.low_bits:
+        return 8 * (of.low + run * of.half + i % of.half) + of.low_bits * (i // of.half) + bit
     if of.bits == 6:  # of each 128 elements, 32 bytes have the upper two bits of each quarter
         quarter, at = divmod(i, 32)
         return 8 * (of.high + 32 * run + at) + 2 * quarter + bit - 4
@@ -80,28 +92,24 @@ def _bit(name: str, e: int, bit: int) -> int:
 def _places(name: str) -> tuple[Tensor, Tensor]:
     """Return (rows, bits): bit i of the lines of a block's panel is bit bits[i] of the block of row rows[i]."""
     of, elements = CODES[name], KINDS[name].elements
-    columns = {4: 8, 5: 32, 6: 16, 8: 4}[of.bits]
+    low = of.low_bits
+
+    def line(column: int, first_bit: int, width: int) -> list[tuple[int, int, int]]:
+        return [
+            (word // 2, column + 2 * pair + word % 2, first_bit + bit)
+            for word in range(2 * PANEL)
+            for pair in range(16 // width)
+            for bit in range(width)
+        ]
+
     rows, bits = [], []
-    for first in range(0, elements, columns):
+    for first in range(0, elements, of.columns):
         if of.bits == 8:
             run = [(row, first + j, bit) for j in range(4) for row in range(PANEL) for bit in range(8)]
         else:
-            run = [
-                (word // 2, first + line + 2 * t + word % 2, bit)
-                for line in range(0, columns, 8)
-                for word in range(2 * PANEL)
-                for t in range(4)
-                for bit in range(4)
-            ]
-        if of.bits == 5:
-            run += [(word // 2, first + 2 * pair + word % 2, 4) for word in range(2 * PANEL) for pair in range(16)]
-        if of.bits == 6:
-            run += [
-                (word // 2, first + 2 * pair + word % 2, bit)
-                for word in range(2 * PANEL)
-                for pair in range(8)
-                for bit in (4, 5)
-            ]
+            run = [place for column in range(0, of.columns, 32 // low) for place in line(first + column, 0, low)]
+        if of.bits > low:
+            run += line(first, low, of.bits - low)
         rows += [row for row, _, _ in run]
         bits += [_bit(name, e, bit) for _, e, bit in run]
     return torch.tensor(rows), torch.tensor(bits)

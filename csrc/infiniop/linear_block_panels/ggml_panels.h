@@ -1,12 +1,7 @@
 // GGML's kinds of blocks in panels.
 #pragma once
 
-#include "cpu_capability.h"
 #include "panel_kinds.h"
-
-#define INFINI_DECLARE_PANEL_KIND(name)                                                                                \
-    INFINI_CPU_KERNEL(dot_##name, DotArgs)                                                                                                  \
-    INFINI_CPU_KERNEL(decode_##name, DecodeArgs)
 
 namespace infini::linear_block_panels {
 

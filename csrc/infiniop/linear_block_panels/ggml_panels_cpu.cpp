@@ -45,9 +45,7 @@ struct Q8_0 : Of32<8, OneScale> {
 };
 
 struct Iq4Nl : Of32<4, OneScale> {
-    static Table16 table() {
-        return Table16(_mm512_setr_ps(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113));
-    }
+    static Table16 table() { return iq4_table(); }
 };
 
 // Half the scale, 2 ** (e - 128), for doubled values; also of e = 0 and 1, whose powers are denormal.
@@ -144,21 +142,8 @@ using Q5_0 = Of32<5, 16, OneScale>;
 using Q5_1 = Of32<5, 0, ScaleAndShift>;
 using Q8_0 = Of32<8, 0, OneScale>;
 
-// Looks bytes up; those of the upper halves must be 0 or have their highest bit set.
-INFINI_ALWAYS_INLINE VecS values_of(VecS code, __m128i table) {
-#if defined(__AVX512F__)
-    return (VecS)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)code);
-#else
-    return (VecS)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)code);
-#endif
-}
-
 struct Iq4Nl : Of32<4, 127, OneScale> {
-    // The values and 127: that of code 0 is 0, and so are the upper halves.
-    INFINI_ALWAYS_INLINE static VecS value(VecS code) {
-        return values_of(code,
-                         _mm_setr_epi8(0, 23, 44, 62, 78, 92, 105, 117, -128, -116, -104, -91, -76, -60, -40, -16));
-    }
+    INFINI_ALWAYS_INLINE static VecS value(VecS code) { return iq4_value(code); }
 };
 
 // Half the scale, 2 ** (e - 128), for doubled values; also of e = 0 and 1, whose powers are denormal.
@@ -166,12 +151,7 @@ struct HalfOfExponent {
     const uint8_t *p;
     explicit HalfOfExponent(const uint8_t *bytes) : p(bytes) {}
     VecF scale(int, int part) const {
-        const uint8_t *const bytes = p + part * kLanes;
-#if defined(__AVX512F__)
-        const VecU e = (VecU)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
-#else
-        const VecU e = (VecU)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes)));
-#endif
+        const VecU e = bytes_at(p, part);
         return (VecI)e < 2 ? (VecF)(0x00200000u << e) : (VecF)((e - 1) << 23); // one blend where there are no masks
     }
 };
@@ -206,9 +186,7 @@ struct SixBits {
     VecF shift(int g, int part) const { return shifts[g][part]; }
 
 private:
-    INFINI_ALWAYS_INLINE static VecF number(VecU bytes, int i) {
-        return __builtin_convertvector((VecI)(bytes >> (8 * i) & 0x3fu), VecF);
-    }
+    INFINI_ALWAYS_INLINE static VecF number(VecU bytes, int i) { return floats_of(bytes >> (8 * i) & 0x3fu); }
 };
 
 template <int kBitsOf> struct Of256 {

@@ -28,14 +28,10 @@ Target target_of(const Layout &layout, int c) {
     if (layout.bits == 8) {
         return {128 * c, 0, 8, 0};
     }
-    const int64_t low = 512 * (c / 8) + 16 * (c % 2) + 4 * (c % 8 / 2);
-    if (layout.bits == 4) {
-        return {low, 0, 32, 0};
-    }
-    if (layout.bits == 5) {
-        return {low, 2048 + 16 * (c % 2) + c / 2, 32, 32};
-    }
-    return {low, 1024 + 16 * (c % 2) + 2 * (c / 2), 32, 32};
+    const int low_bits = layout.low_bits(), in_line = 32 / low_bits, of_word = 16 * (c % 2);
+    const int high_line = layout.run_columns() / in_line;
+    return {512 * (c / in_line) + of_word + low_bits * (c % in_line / 2),
+            512 * high_line + of_word + layout.high_bits() * (c / 2), 32, 32};
 }
 
 // Where a block of a panel begins.
@@ -70,7 +66,7 @@ template <bool kPacks> void move_block(const PackArgs &a, int64_t panel, int64_t
             }
         }
     }
-    const int low_mask = layout.bits == 8 ? 0xff : 0x0f, high_mask = layout.bits == 8 ? 0 : (1 << layout.bits >> 4) - 1;
+    const int low_mask = (1 << layout.low_bits()) - 1, high_mask = (1 << layout.high_bits()) - 1;
     const auto copy = [](const uint8_t *from, int from_shift, uint8_t *to, int to_shift, int mask) {
         *to = static_cast<uint8_t>((*to & ~(mask << to_shift)) | ((*from >> from_shift & mask) << to_shift));
     };
@@ -180,21 +176,25 @@ void pack_whole(const PackArgs &a, int64_t panel, int64_t block, const Place *pl
         return;
     }
     Bytes codes[kMostElements];
-    const int high_bits = layout.bits - 4;
-    const auto high_mask = static_cast<uint8_t>((1 << high_bits) - 1); // a byte: vectors take no wider scalar
+    const int low_bits = layout.low_bits(), high_bits = layout.high_bits();
+    // Bytes: vectors take no wider scalar.
+    const auto low_mask = static_cast<uint8_t>((1 << low_bits) - 1), above = static_cast<uint8_t>(low_bits);
+    const auto high_mask = static_cast<uint8_t>((1 << high_bits) - 1);
     for (int e = 0; e < elements; ++e) {
         const Place &place = places[e];
-        codes[e] = columns[place.byte] >> static_cast<uint8_t>(place.shift) & 15;
+        codes[e] = columns[place.byte] >> static_cast<uint8_t>(place.shift) & low_mask;
         if (high_bits > 0) {
-            codes[e] |= (columns[place.high_byte] >> static_cast<uint8_t>(place.high_shift) & high_mask) << 4;
+            codes[e] |= (columns[place.high_byte] >> static_cast<uint8_t>(place.high_shift) & high_mask) << above;
         }
     }
     for (int first = 0; first < elements; first += layout.run_columns()) {
-        for (int column = 0; column < layout.run_columns(); column += 8, line += 64) {
-            store_codes<4>(line, codes + first + column, 0);
+        for (int column = 0; column < layout.run_columns(); column += 32 / low_bits, line += 64) {
+            const Bytes *const of = codes + first + column;
+            low_bits == 4 ? store_codes<4>(line, of, 0) : store_codes<2>(line, of, 0);
         }
         if (high_bits > 0) {
-            high_bits == 1 ? store_codes<1>(line, codes + first, 4) : store_codes<2>(line, codes + first, 4);
+            const Bytes *const of = codes + first;
+            high_bits == 1 ? store_codes<1>(line, of, low_bits) : store_codes<2>(line, of, low_bits);
             line += 64;
         }
     }

@@ -41,15 +41,25 @@ inline __m512i line_at(const uint8_t *p) {
     return _mm512_loadu_si512(p);
 }
 
-// Codes(lines).pass(sink) calls sink(i, words) for the kRunWords words of each row in a run of columns.
+// Codes<bits>::pass(lines, table, sink) calls sink(i, words) for the kRunWords words of each row in a run of columns.
 template <int kBits> struct Codes;
 
-// 16 values, in bfloat16, for any index whose lower four bits are the code.
+// 16 values, in bfloat16, for any index whose lower four bits are the code, or of fewer bits if they are repeated.
 struct Table16 {
     __m512i values;
     explicit Table16(VecF of) : values(_mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(of))) {}
     INFINI_ALWAYS_INLINE __m512i operator[](__m512i index) const { return _mm512_permutexvar_epi16(index, values); }
 };
+
+// Of IQ4_NL and IQ4_XS.
+inline Table16 iq4_table() {
+    VecF levels{};
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+        levels[i] = static_cast<float>(linear_blocks::kIq4Levels[i]);
+    }
+    return Table16(levels);
+}
 
 struct Table32 {
     __m512i values;
@@ -63,6 +73,42 @@ struct Table64 {
         : lower((__m512i)_mm512_cvtne2ps_pbh(b, a)), upper((__m512i)_mm512_cvtne2ps_pbh(d, c)) {}
     INFINI_ALWAYS_INLINE __m512i operator[](__m512i index) const {
         return _mm512_permutex2var_epi16(lower, index, upper);
+    }
+};
+
+template <> struct Codes<2> {
+    static constexpr int kRunWords = 8, kRunBytes = 64;
+    template <typename Table, typename Sink>
+    INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Table &table, const Sink &sink) {
+        __m512i line = line_at(lines);
+        keep_in_register(line);
+        sink(0, table[line]);
+#pragma GCC unroll 7
+        for (int word = 1; word < 8; ++word) {
+            sink(word, table[_mm512_srli_epi16(line, 2 * word)]);
+        }
+    }
+};
+
+template <> struct Codes<3> {
+    static constexpr int kRunWords = 16, kRunBytes = 192;
+    template <typename Table, typename Sink>
+    INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Table &table, const Sink &sink) {
+        const __m512i three = _mm512_set1_epi16(3), third = line_at(lines + 128);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            __m512i line = line_at(lines + 64 * i);
+            keep_in_register(line);
+#pragma GCC unroll 8
+            for (int t = 0; t < 8; ++t) {
+                const int word = 8 * i + t;
+                const __m512i upper =
+                    word < 2 ? _mm512_slli_epi16(third, 2 - word) : _mm512_srli_epi16(third, word - 2);
+                const __m512i codes = _mm512_srli_epi16(line, 2 * t);
+                // The bits of the code in `three`, the other of `upper`; the lookup ignores those above.
+                sink(word, table[_mm512_ternarylogic_epi32(three, codes, upper, 0xca)]);
+            }
+        }
     }
 };
 
@@ -147,7 +193,8 @@ template <> struct Codes<8> {
 template <typename K, int kAhead, bool kRolled, typename Word, typename End>
 INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const Word &word, const End &end) {
     using C = Codes<K::kBits>;
-    constexpr int kGroups = K::kElements / K::kGroup;
+    constexpr int kGroups = K::kElements / K::kGroup, kWords = K::kGroup / 2;
+    constexpr int kPassWords = kWords > C::kRunWords ? kWords : C::kRunWords, kPassGroups = kPassWords / kWords;
     constexpr int kHeaders = K::kHeaderBytes, kUnitBlocks = linear_block_panels::unit_blocks(kHeaders);
     const auto table = K::table();
     const uint8_t *lines = panel;
@@ -162,15 +209,20 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
         for (int64_t block = 0; block < count; ++block) {
             const typename K::Header header(header_bytes);
             header_bytes += K::kHeaderBytes;
-            const auto pass_group = [&]() __attribute__((always_inline)) {
+            // The words of a group, or of the groups whose codes lie together, and ended(g) after each of them.
+            const auto pass_groups = [&](int g, const auto &ended) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-                for (int i = 0; i < K::kGroup / 2; i += C::kRunWords) {
+                for (int i = 0; i < kPassWords; i += C::kRunWords) {
 #pragma GCC unroll 5
                     for (int byte = 0; kAhead > 0 && byte < C::kRunBytes; byte += 64) {
                         __builtin_prefetch(lines + kAhead + byte);
                     }
-                    C::pass(lines, table,
-                            [&](int j, __m512i words) __attribute__((always_inline)) { word(i + j, words); });
+                    C::pass(lines, table, [&](int j, __m512i words) __attribute__((always_inline)) {
+                        word((i + j) % kWords, words);
+                        if ((i + j) % kWords == kWords - 1) {
+                            ended(g + (i + j) / kWords);
+                        }
+                    });
                     lines += C::kRunBytes;
                 }
             };
@@ -184,19 +236,21 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
                     }
                 }
 #pragma GCC unroll 1
-                for (int g = 0; g < kGroups; ++g) {
-                    pass_group();
-                    end(scales[g], shifts[K::kShifts ? g : 0]);
+                for (int g = 0; g < kGroups; g += kPassGroups) {
+                    pass_groups(g, [&](int of) __attribute__((always_inline)) {
+                        end(scales[of], shifts[K::kShifts ? of : 0]);
+                    });
                 }
             } else {
 #pragma GCC unroll 16
-                for (int g = 0; g < kGroups; ++g) {
-                    pass_group();
-                    if constexpr (K::kShifts) {
-                        end(header.scale(g), header.shift(g));
-                    } else {
-                        end(header.scale(g), VecF{});
-                    }
+                for (int g = 0; g < kGroups; g += kPassGroups) {
+                    pass_groups(g, [&](int of) __attribute__((always_inline)) {
+                        if constexpr (K::kShifts) {
+                            end(header.scale(of), header.shift(of));
+                        } else {
+                            end(header.scale(of), VecF{});
+                        }
+                    });
                 }
             }
         }

@@ -36,6 +36,44 @@ inline VecF halves_at(const uint8_t *p, int part) {
     return load(reinterpret_cast<const f16 *>(p) + part * kLanes);
 }
 
+inline VecU bytes_at(const uint8_t *p, int part) {
+    const uint8_t *const bytes = p + part * kLanes;
+#if defined(__AVX512F__)
+    return (VecU)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(bytes)));
+#else
+    return (VecU)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(bytes)));
+#endif
+}
+
+inline VecF floats_of(VecU integers) {
+    return __builtin_convertvector((VecI)integers, VecF);
+}
+
+// Looks bytes up; those of the upper halves must be 0 or have their highest bit set.
+INFINI_ALWAYS_INLINE VecS values_of(VecS code, __m128i table) {
+#if defined(__AVX512F__)
+    return (VecS)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)code);
+#else
+    return (VecS)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)code);
+#endif
+}
+
+// Of IQ4_NL and IQ4_XS: the levels and 127, so that of code 0 is 0, and so are the upper halves.
+struct LevelsFrom0 {
+    uint8_t of[16];
+};
+constexpr LevelsFrom0 iq4_levels_from_0() {
+    LevelsFrom0 levels{};
+    for (int i = 0; i < 16; ++i) {
+        levels.of[i] = static_cast<uint8_t>(linear_blocks::kIq4Levels[i] + 127);
+    }
+    return levels;
+}
+constexpr LevelsFrom0 kIq4LevelsFrom0 = iq4_levels_from_0();
+INFINI_ALWAYS_INLINE VecS iq4_value(VecS code) {
+    return values_of(code, _mm_loadu_si128(reinterpret_cast<const __m128i *>(kIq4LevelsFrom0.of)));
+}
+
 // Two codes of each of the panel's rows.
 struct Words {
     VecS part[kParts];
@@ -53,8 +91,9 @@ template <typename Make> INFINI_ALWAYS_INLINE Words words_of(const Make &make) {
 // Codes<bits>::pass(lines, sink) calls sink(i, words) for the words of a run of columns.
 template <int kBits> struct Codes;
 
-template <> struct Codes<4> {
-    static constexpr int kRunWords = 4, kRunBytes = 64;
+template <int kBits> struct CodesOfLine {
+    static constexpr int kRunWords = 16 / kBits, kRunBytes = 64;
+    static constexpr uint16_t kMask = (1 << kBits) - 1;
     template <typename Sink> INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Sink &sink) {
         VecS line[kParts];
 #pragma GCC unroll 2
@@ -62,42 +101,48 @@ template <> struct Codes<4> {
             line[part] = part_at(lines, part);
             keep_in_register(line[part]);
         }
-        sink(0, words_of([&](int part) { return line[part] & 15; }));
-        sink(1, words_of([&](int part) { return line[part] >> 4 & 15; }));
-        sink(2, words_of([&](int part) { return line[part] >> 8 & 15; }));
-        sink(3, words_of([&](int part) { return line[part] >> 12; }));
+#pragma GCC unroll 8
+        for (int i = 0; i < kRunWords - 1; ++i) {
+            sink(i, words_of([&](int part) { return line[part] >> (kBits * i) & kMask; }));
+        }
+        sink(kRunWords - 1, words_of([&](int part) { return line[part] >> (16 - kBits); }));
     }
 };
+template <> struct Codes<2> : CodesOfLine<2> {};
+template <> struct Codes<4> : CodesOfLine<4> {};
 
-// The lower four bits of codes as of 4 bits, then a line with kUpper more bits of each.
-template <int kUpper> struct CodesWithUpper {
-    static constexpr int kLines = 4 / kUpper, kRunWords = 4 * kLines, kRunBytes = 64 * (kLines + 1);
+// Lines with the lower bits of codes, then one with kUpper more bits of each.
+template <int kLower, int kUpper> struct CodesWithUpper {
+    static constexpr int kLines = kLower / kUpper, kLineWords = 16 / kLower;
+    static constexpr int kRunWords = kLineWords * kLines, kRunBytes = 64 * (kLines + 1);
 
     template <int kWord> INFINI_ALWAYS_INLINE static VecS code(VecS lower, VecS upper) {
-        constexpr int kShift = kWord * kUpper - 4;
-        constexpr uint16_t kMask = ((1 << kUpper) - 1) << 4;
+        constexpr int kShift = kWord * kUpper - kLower;
+        constexpr uint16_t kLowerMask = (1 << kLower) - 1, kMask = ((1 << kUpper) - 1) << kLower;
         VecS moved = upper;
         if constexpr (kShift < 0) {
             moved = upper << -kShift;
         } else if constexpr (kShift > 0) {
             moved = upper >> kShift;
         }
-        return (lower >> (kWord % 4 * 4) & 15) | (moved & kMask);
+        return (lower >> (kWord % kLineWords * kLower) & kLowerMask) | (moved & kMask);
     }
     template <int... kWord, typename Sink>
     INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Sink &sink,
                                           std::integer_sequence<int, kWord...>) {
         const Words upper = words_of([&](int part) { return part_at(lines + 64 * kLines, part); });
-        (sink(kWord,
-              words_of([&](int part) { return code<kWord>(part_at(lines + kWord / 4 * 64, part), upper.part[part]); })),
+        (sink(kWord, words_of([&](int part) {
+                  return code<kWord>(part_at(lines + kWord / kLineWords * 64, part), upper.part[part]);
+              })),
          ...);
     }
     template <typename Sink> INFINI_ALWAYS_INLINE static void pass(const uint8_t *lines, const Sink &sink) {
         pass(lines, sink, std::make_integer_sequence<int, kRunWords>{});
     }
 };
-template <> struct Codes<5> : CodesWithUpper<1> {};
-template <> struct Codes<6> : CodesWithUpper<2> {};
+template <> struct Codes<3> : CodesWithUpper<2, 1> {};
+template <> struct Codes<5> : CodesWithUpper<4, 1> {};
+template <> struct Codes<6> : CodesWithUpper<4, 2> {};
 
 // Signed bytes.
 template <> struct Codes<8> {
@@ -129,7 +174,8 @@ constexpr int kAheadOfDots = 6144;
 template <typename K, int kAhead, typename Word, typename End>
 INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const Word &word, const End &end) {
     using C = Codes<K::kBits>;
-    constexpr int kUnitBlocks = linear_block_panels::unit_blocks(K::kHeaderBytes);
+    constexpr int kUnitBlocks = linear_block_panels::unit_blocks(K::kHeaderBytes), kWords = K::kGroup / 2;
+    constexpr int kPassWords = kWords > C::kRunWords ? kWords : C::kRunWords, kPassGroups = kPassWords / kWords;
     const uint8_t *lines = panel;
     for (int64_t first = 0; first < blocks; first += kUnitBlocks) {
         const int64_t count = blocks - first < kUnitBlocks ? blocks - first : kUnitBlocks;
@@ -142,18 +188,20 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
         for (int64_t block = 0; block < count; ++block, header_bytes += K::kHeaderBytes) {
             const typename K::Header header(header_bytes);
 #pragma GCC unroll 1
-            for (int g = 0; g < K::kElements / K::kGroup; ++g) {
+            for (int g = 0; g < K::kElements / K::kGroup; g += kPassGroups) {
 #pragma GCC unroll 4
-                for (int i = 0; i < K::kGroup / 2; i += C::kRunWords, lines += C::kRunBytes) {
+                for (int i = 0; i < kPassWords; i += C::kRunWords, lines += C::kRunBytes) {
 #pragma GCC unroll 5
                     for (int byte = 0; kAhead > 0 && byte < C::kRunBytes; byte += 64) {
                         __builtin_prefetch(lines + kAhead + byte);
                     }
                     C::pass(lines, [&](int j, const Words &words) __attribute__((always_inline)) {
-                        word(i + j, words_of([&](int part) { return K::value(words.part[part]); }));
+                        word((i + j) % kWords, words_of([&](int part) { return K::value(words.part[part]); }));
+                        if ((i + j) % kWords == kWords - 1) {
+                            end(header, g + (i + j) / kWords);
+                        }
                     });
                 }
-                end(header, g);
             }
         }
     }

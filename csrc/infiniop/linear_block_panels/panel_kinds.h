@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cpu_capability.h"
 #include "execution_context.h"
 #include "linear_blocks/kinds.h"
 
@@ -17,7 +18,7 @@ struct Field {
     int at, bytes, count;
 };
 
-// Where an element's code lies in its block: its lower bits, four or eight, and the others.
+// Where an element's code lies in its block: its lower bits, two, four or eight, and the others.
 struct Place {
     int byte, shift, high_byte, high_shift;
 };
@@ -27,9 +28,8 @@ struct Place {
 // of headers that are longer. So a panel is read from its begin to its end, and lines are aligned but for q6_k's.
 // A header is the fields, of each number the 16 rows' together. Lines have 64 bytes, with the columns' codes in order:
 //   8 bits: the bytes of 16 rows, for each of 4 columns;
-//   4 bits: nibble t of word 2 * row + c % 2 is that of column c = 2 t + c % 2, of 8;
-//   5 bits: four lines as of 4 bits, then one whose bit c / 2 of word 2 * row + c % 2 is the fifth bit, of 32;
-//   6 bits: two lines as of 4 bits, then one whose bits 2 * (c / 2) of word 2 * row + c % 2 are the upper two, of 16.
+//   b = 4 or 2 bits: bits b * (c / 2) and above of word 2 * row + c % 2 are those of column c, of 8 or 16;
+//   5 = 4 + 1, 6 = 4 + 2 or 3 = 2 + 1 bits: lines of the lower bits, then one of the upper ones, stored so as well.
 // So a panel has as many bytes as its blocks.
 constexpr int unit_blocks(int header_bytes) {
     return header_bytes < 64 ? 64 / header_bytes : 1;
@@ -47,8 +47,10 @@ struct Layout {
         }
         return bytes;
     }
-    // Columns and bytes of the lines that belong together.
-    constexpr int run_columns() const { return bits == 4 ? 8 : bits == 5 ? 32 : bits == 6 ? 16 : 4; }
+    // Of a code, and the columns and bytes of the lines that belong together.
+    constexpr int low_bits() const { return bits == 8 ? 8 : bits >= 4 ? 4 : 2; }
+    constexpr int high_bits() const { return bits - low_bits(); }
+    constexpr int run_columns() const { return 32 / (high_bits() > 0 ? high_bits() : low_bits()); }
     constexpr int run_bytes() const { return kPanel * run_columns() * bits / 8; }
 };
 
@@ -100,3 +102,8 @@ const PanelKind *find_panel_kind(int64_t number);
 std::string known_panel_kinds();
 
 } // namespace infini::linear_block_panels
+
+// Declares dot_NAME and decode_NAME, within the namespace linear_block_panels.
+#define INFINI_DECLARE_PANEL_KIND(name)                                                                                \
+    INFINI_CPU_KERNEL(dot_##name, DotArgs)                                                                                                  \
+    INFINI_CPU_KERNEL(decode_##name, DecodeArgs)

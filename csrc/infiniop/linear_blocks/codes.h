@@ -113,9 +113,8 @@ constexpr Bytes bytes_of(const int (&values)[16]) {
     return bytes;
 }
 
-// The levels of IQ4_NL and IQ4_XS.
 inline Bytes iq4_levels() {
-    return bytes_of({-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113});
+    return bytes_of(linear_blocks::kIq4Levels);
 }
 
 // kLanes bytes as 32-bit integers

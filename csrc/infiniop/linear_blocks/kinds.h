@@ -47,6 +47,9 @@ struct RegisteredKind {
     explicit RegisteredKind(const Kind &kind);
 };
 
+// What the codes of IQ4_NL and IQ4_XS stand for.
+constexpr int kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
 // nullptr for an unknown number.
 const Kind *find_kind(int64_t number);
 
