@@ -1,7 +1,7 @@
 """patch_model, which replaces layers of one transformers model instance by infini ops, and unpatch_model.
 
-Reading order: apply.py (the steps), structure.py (the candidates), layers/ (the patched modules), checks/ (numerical
-checks), state.py, files/.
+Reading order: apply.py (the steps), structure.py (the candidates), layers/ (the patched modules), replacement.py (those
+of users), checks/ (numerical checks), state.py, files/.
 Importing this module is cheap: transformers is imported by the first call of patch_model.
 """
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .decoder import find_decoder
 from .options import PACKED, check_weights, patterns
+from .replacement import Replacement, register, unregister
 from .report import Budget, PatchReport, Row, Verification
 from .swap import STATE, Patched
 
@@ -33,6 +34,7 @@ __all__ = [
     "Budget",
     "InfiniConfig",
     "PatchReport",
+    "Replacement",
     "Row",
     "Verification",
     "describe",
@@ -41,8 +43,10 @@ __all__ = [
     "load_patched",
     "patch_model",
     "patched",
+    "register",
     "save_patched",
     "unpatch_model",
+    "unregister",
 ]
 
 

@@ -36,6 +36,7 @@ from .layers.quantized import Quantized, Reformatted
 from .model import DecoderModel, Model
 from .options import PACKED, bits_of
 from .quantize import choose_weights, fuse_projections, groups_to_pack, layers_to_choose, quantize_module, row_of
+from .replacement import Replacement
 from .report import IN_PARTS, SKIPPED, PatchReport, Row
 from .shares import local, tp_group_of_model
 from .state import Selection, State, holders, replace_config, undo
@@ -292,6 +293,7 @@ def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Sele
     verifier = Verifier(decoder)
     modules = dict(model.named_modules(remove_duplicate=False))
     rows: dict[str, Row] = {}
+    own: dict[str, str] = {}  # why a user's replacement was not taken, before the reason of the next patch that was not
     for here, patch in candidates(model, name, decoder):
         module = modules[here]
         original = type(module).__name__
@@ -303,7 +305,10 @@ def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Sele
                 op = patch.ops(plan)
                 swap(module, patch, plan)
             except Unsupported as unsupported:
-                reason = str(unsupported)
+                if issubclass(patch, Replacement):
+                    reason = own[here] = "; ".join(filter(None, (own.get(here), f"{patch.__name__}: {unsupported}")))
+                else:
+                    reason = "; ".join(filter(None, (own.get(here), str(unsupported))))
         rows[here] = Row(here, original, SKIPPED if reason else op, reason or "")
     for here, row in rows.items():
         if row.op == SKIPPED and selection.excludes(here) is None and is_replaced_in_parts(modules[here]):

@@ -42,10 +42,20 @@ from .layers.state_space import Mamba2Mixer, MambaMixer, is_mamba2_mixer, is_mam
 from .model import Model
 from .parallel_forward import parallel_forward
 from .ranks.hooks import combines_ranks
+from .replacement import Replacement, replacements_of
 from .swap import Patched, Unsupported
 
 # Patched, and call what is in them.
-KEEP_THEIR_PARTS = (InterfaceAttention, RecurrentLayer, InputScaledMixture, DecoderLayer, Loop, Model, Scale)
+KEEP_THEIR_PARTS = (
+    InterfaceAttention,
+    RecurrentLayer,
+    InputScaledMixture,
+    DecoderLayer,
+    Loop,
+    Model,
+    Scale,
+    Replacement,
+)
 
 
 class Unknown(Patched):
@@ -82,12 +92,18 @@ def in_order(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[st
     }
     yield from sharded.items()
     known: set[str] = set()
+    inside = in_scope(model, name, decoder)
+    for here, module in () if sharded else inside.items():
+        for replacement in replacements_of(module):
+            if not isinstance(module, Patched):
+                yield here, replacement
     if decoder.is_llama:
         for here, patch in of_llama(name, decoder, sharded):
             known.add(here)
-            yield here, patch
+            if not isinstance(inside.get(here), Replacement):
+                yield here, patch
     if not sharded:  # what else computes on shards is known to Llama's modules alone
-        yield from of_any(model, in_scope(model, name, decoder), decoder, known)
+        yield from of_any(model, inside, decoder, known)
     for here, module in model.named_modules():
         # The last: others are computed by the module around them, which calls those with hooks.
         alone = here.rpartition(".")[2] == "lm_head" or combines_ranks(module)

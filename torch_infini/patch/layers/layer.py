@@ -151,8 +151,10 @@ class DecoderLayer(Patched):
         if more != {"self_attn", "mlp"}:
             raise Unsupported(f"its submodules are not self_attn, mlp and norms: {', '.join(sorted(more))}")
         for name in sorted({*norms, INPUT_NORM} if has_input else norms):
-            if not isinstance(children[name], RMSNorm):
-                raise Unsupported(f"its {name} was left unpatched")
+            norm = children[name]
+            if not isinstance(norm, RMSNorm):
+                state = f"is a {type(norm).__name__}" if isinstance(norm, Patched) else "was left unpatched"
+                raise Unsupported(f"its {name} {state}")
         if "forward" in vars(module):
             raise Unsupported(unsupported_placement(module) or "")
         dropouts = tuple(name for name, child in children.items() if isinstance(child, nn.Dropout))
