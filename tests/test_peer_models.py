@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("shape", ["tiny", "tiny-A3B", "tiny-gpt-oss", "tiny-gemma3"])
+@pytest.mark.parametrize("shape", ["tiny", "tiny-A3B", "tiny-gpt-oss", "tiny-gemma3", "tiny-phi3", "tiny-glm4"])
 def test_logits_of_the_file(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
     folder, path = saved_shape(shape, tmp_path), tmp_path / "BF16.gguf"

@@ -21,7 +21,7 @@ import protocol
 # By the model_type of the config.
 ARCHITECTURES = {
     **{"llama": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"},
-    **{"gemma3_text": "gemma3", "granite": "granite", "olmo2": "olmo2"},
+    **{"gemma3_text": "gemma3", "granite": "granite", "olmo2": "olmo2", "phi3": "phi3", "glm4": "glm4"},
 }
 BLOCK = 2048  # most tokens of one llama_decode; llama.cpp itself cuts it into pieces of 512
 NAMES = {
@@ -34,6 +34,8 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate": "ffn_gate_inp",
@@ -47,6 +49,7 @@ POST_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 WITH_POST_NORMS = ("gemma3", "olmo2")
+GLM4_NORMS = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 INTERLEAVED = ("llama", "granite")  # whose files have rotary pairs side by side
 SCALES = {
     "attention_multiplier": "add_attention_scale",
@@ -68,6 +71,8 @@ def gguf_name(name: str, architecture: str) -> str:
     layer, part = name.removeprefix("model.layers.").split(".", 1)
     if architecture in WITH_POST_NORMS and part in POST_NORMS:
         return f"blk.{layer}.{POST_NORMS[part]}.{suffix}"
+    if architecture == "glm4" and part in GLM4_NORMS:
+        return f"blk.{layer}.{GLM4_NORMS[part]}.{suffix}"
     is_norm = architecture == "gpt-oss" and part == "post_attention_layernorm"
     return f"blk.{layer}.{'post_attention_norm' if is_norm else NAMES[part]}.{suffix}"
 
@@ -130,9 +135,9 @@ def write_bf16(folder: Path, path: Path, tokens: Sequence[str] = ()) -> None:
     writer.add_head_count_kv(kv_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(config.get("rope_theta") or rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])

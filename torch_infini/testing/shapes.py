@@ -117,7 +117,10 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# Dense decoders that differ from Llama: Gemma 3 1B, Granite 3 2B and OLMo 2 1B.
+PHI3 = {"sliding_window": None, "original_max_position_embeddings": 4096}
+GLM4 = {"partial_rotary_factor": 0.5, "attention_bias": True}
+# Dense decoders that differ from Llama: Gemma 3 1B, Granite 3 2B, OLMo 2 1B, and Phi-3 and GLM-4 with the sizes of a
+# model of 1 B (of these there are only larger ones).
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-1B": (
         "Gemma3",
@@ -159,6 +162,56 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_attention_heads": 16,
             "num_key_value_heads": 16,
             "vocab_size": 100352,
+        },
+    ),
+    "phi3-1B": (
+        "Phi3",
+        {
+            **PHI3,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 22,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "vocab_size": 32064,
+        },
+    ),
+    "glm4-1B": (
+        "Glm4",
+        {
+            **GLM4,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "vocab_size": 59264,
+        },
+    ),
+    "tiny-phi3": (
+        "Phi3",
+        {
+            **PHI3,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 512,
+        },
+    ),
+    "tiny-glm4": (
+        "Glm4",
+        {
+            **GLM4,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "vocab_size": 512,
         },
     ),
     "tiny-gemma3": (
