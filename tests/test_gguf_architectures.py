@@ -247,23 +247,48 @@ def test_parts_of_other_shapes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "field, value, rule",
+    "name, field, value, rule",
     [
-        ("nextn_predict_layers", 4, "nextn_predict_layers in .* must be a number below that of blocks, 4, got 4"),
-        ("ssm.time_step_rank", 3, "ssm.time_step_rank in .* must be a multiple of ssm.group_count, 2, got 3"),
-        ("ssm.inner_size", 4096, r"A_log|in_proj|conv1d|must have shape|rows must be|tensors in"),
-        ("rope.dimension_sections", 7, "rope.dimension_sections in .* must be at least 3 numbers, got 7"),
-        ("full_attention_interval", 0, "full_attention_interval in .* must be a positive integer, got 0"),
-        ("ssm.group_count", 0, "ssm.group_count in .* must be a positive integer, got 0"),
+        ("qwen35", "nextn_predict_layers", 4, "must be a number below that of blocks, 4, got 4"),
+        ("qwen35", "ssm.time_step_rank", 3, "must be a multiple of ssm.group_count, 2, got 3"),
+        ("qwen35", "ssm.inner_size", 4096, None),
+        ("qwen35", "rope.dimension_sections", 7, "must be at least 3 numbers, got 7"),
+        ("qwen35", "full_attention_interval", 0, "must be a positive integer, got 0"),
+        ("qwen35", "ssm.group_count", 0, "must be a positive integer, got 0"),
+        ("gemma3n", "activation_sparsity_scale", [1.5, 0.0], "must have an entry for each of 4 layers, got 2"),
+        ("gemma3n", "activation_sparsity_scale", 1, r"must be numbers, got \[1, 1, 1, 1\]"),
+        ("gemma3n", "attention.sliding_window_pattern", 2, "must say of each layer whether it has a window, got "),
+        ("gemma3n", "attention.shared_kv_layers", 4, "must be a number below that of layers, 4, got 4"),
+        ("gemma3n", "altup.active_idx", 4, "must be a number below that of inputs, 4, got 4"),
+        ("gemma3n", "altup.num_inputs", 3, None),
     ],
 )
-def test_fields_that_contradict(field: str, value: Any, rule: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """A sentence, before a weight is computed."""
-    case = CASES["qwen35"]
-    monkeypatch.setitem(CASES, "qwen35", case._replace(fields=lambda c: case.fields(c) | {field: value}))
-    write(tmp_path / "model.gguf", "qwen35")
-    with pytest.raises(ValueError, match=rule):
+def test_fields_that_contradict(
+    name: str, field: str, value: Any, rule: str | None, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A sentence, before a weight is computed; None: about a tensor, whose shape or name follows from the field."""
+    case = CASES[name]
+    monkeypatch.setitem(CASES, name, case._replace(fields=lambda c: case.fields(c) | {field: value}))
+    write(tmp_path / "model.gguf", name)
+    of_tensors = r"A_log|in_proj|conv1d|altup_\w+projections|prediction_coefs|must have shape|rows must be|tensors in"
+    with pytest.raises(ValueError, match=f"{name}.{field} in .* {rule}" if rule else of_tensors):
         torch_infini.load(tmp_path / "model.gguf", torch.float32)
+
+
+def test_a_stack_that_is_none(tmp_path: Path) -> None:
+    import gguf
+
+    from torch_infini.checkpoints.architecture import Metadata
+    from torch_infini.checkpoints.gguf_file import GGUFFile
+
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "gemma3n")
+    writer.add_tensor("altup_proj.weight", torch.zeros(8, 4).numpy())
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    infos = {info.name: info for info in gguf.GGUFReader(path).tensors}
+    with pytest.raises(ValueError, match=r"altup_proj.weight in .* must have 3 dimensions, got \[8, 4\]"):
+        GGUFFile(Metadata(path, {}, infos), ARCHITECTURES["gemma3n"])
 
 
 @pytest.mark.parametrize("name", ["qwen35", "granitehybrid"])

@@ -31,7 +31,8 @@ pytestmark = [
 
 # ggml looks GELU up by float16, which experts amplify; the delta rule's roundings are in docs/families.md.
 TOLERANCES = {
-    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4", "starcoder2"), 2e-3),
+    # Its deviation of an MLP's columns, of which Gemma 3n keeps the largest, divides by n - 1.
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4", "starcoder2"), 2e-3),
     "gemma4/experts": 2e-2,
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), 5e-5),
     # transformers has no time step below time_step_min, of which files say nothing.
@@ -44,10 +45,17 @@ OTHERWISE = {
     "deepseek2/v2": "llama.cpp takes models without q_lora_rank by their number of layers",
     "qwen3moe/fused": "llama.cpp takes it in some architectures alone",
 }
-# What llama.cpp takes as given: as many key heads as heads, and one size of MLPs.
+# What llama.cpp takes as given: as many key heads as heads, one size of MLPs, the sizes of Gemma 3n's models.
 CHANGES = {
     **dict.fromkeys(("dots1", "olmoe"), {"num_key_value_heads": 4}),
     "granitehybrid/dense": {"shared_intermediate_size": 96},
+    "gemma3n": {
+        "hidden_size_per_layer_input": 256,
+        "laurel_rank": 64,
+        "intermediate_size": [960] * 4,
+        "num_kv_shared_layers": 0,
+        "activation_sparsity_pattern": [0.95] * 4,
+    },
 }
 
 

@@ -22,6 +22,7 @@ UNQUANTIZED = (
     *("_bias", "gate.weight", "gate.wg.weight", "router.weight", "router.proj.weight", "conv.conv.weight"),
     *(".A_log", ".D", "conv1d.weight", "mamba.norm.weight", "mixer.norm.weight"),
     *("in_proj_a.weight", "in_proj_b.weight", "in_proj_ba.weight"),
+    *("_coefs.weight", "modality_router.weight"),
     *("per_layer_input_gate.weight", "per_layer_projection.weight", "per_layer_model_projection.weight"),
 )
 
@@ -183,6 +184,10 @@ def _nemotron_h(c: Any) -> dict[str, Any]:
         return found
     more = {"expert_shared_feed_forward_length": c.moe_shared_expert_intermediate_size}
     return found | _routed_sizes(c) | more
+
+
+def _deviations(share: float) -> float:
+    return float(torch.distributions.normal.Normal(0, 1).icdf(torch.tensor(share, dtype=torch.float32)))
 
 
 def _gemma4(c: Any) -> dict[str, Any]:
@@ -455,6 +460,28 @@ CASES: dict[str, Case] = {
         {**_HEADS, "num_experts_per_tok": 2},
         conversions.qwen_next,
     ),
+    "gemma3n": Case(
+        "gemma3n_text",
+        lambda c: (
+            _window(c)
+            | {
+                "attention.sliding_window_pattern": [one == "sliding_attention" for one in c.layer_types],
+                "attention.shared_kv_layers": c.num_kv_shared_layers,
+                "embedding_length_per_layer_input": c.hidden_size_per_layer_input,
+                "altup.active_idx": c.altup_active_idx,
+                "altup.num_inputs": c.altup_num_inputs,
+                "activation_sparsity_scale": [_deviations(share) for share in c.activation_sparsity_pattern],
+                "final_logit_softcapping": c.final_logit_softcapping,
+            }
+        ),
+        {
+            **MORE["gemma3n_text"],
+            **_TIED,
+            "laurel_rank": 32,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        conversions.gemma3n,
+    ),
     "gemma4": Case(
         "gemma4_text",
         _gemma4,
@@ -545,11 +572,18 @@ def write(path: Path, name: str, kinds: Callable[[str], str] = lambda name: "Q8_
     if "long_factor" in rope:
         for length in ("long", "short"):
             writer.add_tensor(f"rope_factors_{length}.weight", torch.tensor(rope[f"{length}_factor"]).numpy())
+    found: dict[str, list[tuple[conversions.Stored, str]]] = {}
     for key, tensor in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for stored in case.conversion(key, tensor, config) or conversions.usual(key, tensor, config):
-            _write_tensor(writer, _name_of(stored.name, names), stored, kinds(key), key)
+            found.setdefault(_name_of(stored.name, names), []).append((stored, key))
+    for tensor_name, several in found.items():
+        stored, key = several[0]
+        if len(several) > 1:  # one tensor of the file
+            pieces = [piece for one, _ in several for piece in one.pieces]
+            stored = stored._replace(pieces=pieces, shape=(len(pieces), *pieces[0].shape))
+        _write_tensor(writer, tensor_name, stored, kinds(key), key)
     for block in range(config.num_hidden_layers, config.num_hidden_layers + case.behind):
         writer.add_tensor(f"blk.{block}.nextn.eh_proj.weight", torch.zeros(8, 4).numpy())
     writer.write_header_to_file()

@@ -146,6 +146,14 @@ def gemma4(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     return None
 
 
+def gemma3n(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    """Gemma 3n's: projections of AltUp's inputs in one tensor."""
+    for name in ("altup_projections", "altup_unembed_projections"):
+        if name in key:
+            return [Stored(f"model.{name}.weight", [tensor])]
+    return [Stored(f"{key}.weight", [tensor])] if key.endswith("_scale") else None
+
+
 def mamba2(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     """Mamba-2's: A and D have a second dimension, the norm's weight a row for each group."""
     last = key.rpartition(".")[2]

@@ -203,6 +203,8 @@ class Architecture:
         transposed_experts: Whether the model's own experts are [experts, k, n].
         added: Dimensions of 1 that the file's tensors lack, by the end of transformers' name.
         flat: Ends of names of tensors that have one dimension in the model.
+        stacked: Tensors of the file that are several of the model's, one for each first index: transformers' name, with
+            {} for that.
     """
 
     name: str
@@ -217,6 +219,7 @@ class Architecture:
     transposed_experts: bool = False
     added: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     flat: tuple[str, ...] = ()
+    stacked: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def name_of(self, name: str) -> str | None:
         """Return transformers' name of a tensor; None for one that is not known."""
@@ -307,6 +310,40 @@ def with_expert_length(m: Metadata) -> Metadata:
 def shared_experts(name: str) -> dict[str, str]:
     """Return the names of the MLP that computes every token beside a mixture; `name`: transformers' of that MLP."""
     return {f"ffn_{part}_shexp": f"{name}.{part}_proj" for part in ("gate", "up", "down")}
+
+
+def by_layer(m: Metadata, name: str, default: Any = None) -> list[Any]:
+    """Return a field that is one value or one for each layer, as a list for each layer."""
+    value = m.get(name, default)
+    values = value if isinstance(value, list) else [value] * m.layers
+    if len(values) != m.layers:
+        raise ValueError(
+            f"{NAME}: {m.architecture}.{name} in {m.path} must have an entry for each of {m.layers} layers, "
+            f"got {len(values)}"
+        )
+    return values
+
+
+def shared_kv_layers(m: Metadata) -> int:
+    """Return how many of the last layers have the keys and values of earlier ones."""
+    shared = m.get("attention.shared_kv_layers", 0)
+    if not isinstance(shared, int) or not 0 <= shared < m.layers:
+        raise ValueError(
+            f"{NAME}: {m.architecture}.attention.shared_kv_layers in {m.path} must be a number below that of layers, "
+            f"{m.layers}, got {shared!r}"
+        )
+    return shared
+
+
+# Gemma's inputs of each layer, from an embedding of their own.
+PER_LAYER_NAMES = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
 
 
 def present(m: Metadata, **names: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _DENSE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 _COMPUTED = (FREQUENCIES, LONG, SHORT)  # in the config instead
 # Small matrices, which files have in float32 or float16 whatever the others are.
 _IN_FULL_PRECISION = (
-    *("gate.weight", "router.weight", "router.proj.weight", "_bias", "conv.weight"),
+    *("gate.weight", "router.weight", "router.proj.weight", "_bias", "conv.weight", "_coefs.weight"),
     *("in_proj_a.weight", "in_proj_b.weight", "per_layer_input_gate.weight", "per_layer_projection.weight"),
 )
 _PART = ".part"  # of the name of a part of a tensor, followed by the part's index
@@ -72,24 +72,46 @@ class GGUFFile:
         for info in metadata.infos.values():
             if info.name in _COMPUTED or metadata.is_behind(info.name):
                 continue
+            if info.name in architecture.stacked:
+                self._add_slices(architecture.stacked[info.name], info)
+                continue
             part = architecture.part_of(info.name)
             name = architecture.name_of(info.name) if part is None else f"{part.whole}{_PART}{part.place}"
             if name is None:
                 raise ValueError(f"{NAME}: tensors in {path} must be those of a {architecture.name}, got {info.name}")
-            stored = self._stored[name] = self._stored_as(info)
+            stored = self._stored_as(info)
             if part is not None:
+                self._stored[name] = stored
                 self._parts.setdefault(part.whole, []).append(name)
                 counts[part.whole] = part.total
                 continue
-            self.tensors[name] = stored.info if stored.kind is not None else self._as_in_model(name, stored.info)
-            if stored.kind is not None:
-                self.kinds[name] = stored.kind
+            self._add(name, stored)
         self.joined: dict[str, QuantizedLayer] = {}
         for whole, names in self._parts.items():
             names.sort()
             if len(names) != counts[whole]:
                 raise ValueError(f"{NAME}: {whole} in {path} must have {counts[whole]} parts, got {len(names)}")
         self.experts = self._joined()
+
+    def _add(self, name: str, stored: _Stored) -> None:
+        """Add a tensor of the model that is stored as one."""
+        self._stored[name] = stored
+        self.tensors[name] = stored.info if stored.kind is not None else self._as_in_model(name, stored.info)
+        if stored.kind is not None:
+            self.kinds[name] = stored.kind
+
+    def _add_slices(self, name: str, info: Any) -> None:
+        """Add the matrices that are stored as one tensor; `name`: theirs, with {} for their number."""
+        stored = self._stored_as(info)
+        count, *shape = stored.info.shape
+        if len(shape) != 2 or count < 1:
+            raise ValueError(
+                f"{NAME}: {info.name} in {self._path} must have 3 dimensions, got {list(stored.info.shape)}"
+            )
+        size = stored.size // count
+        for i in range(count):
+            matrix = TensorInfo(stored.info.dtype, tuple(shape))
+            self._add(name.format(i), _Stored(stored.begin + i * size, size, matrix, stored.kind))
 
     def _as_in_model(self, name: str, info: TensorInfo) -> TensorInfo:
         """Return what a tensor in full precision is in the model."""

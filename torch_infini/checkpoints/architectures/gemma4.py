@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import EXPERTS, FREQUENCIES, SANDWICH_NAMES, Architecture, Metadata, decoder, experts, present
+from ..architecture import (
+    EXPERTS,
+    FREQUENCIES,
+    PER_LAYER_NAMES,
+    SANDWICH_NAMES,
+    Architecture,
+    Metadata,
+    by_layer,
+    decoder,
+    experts,
+    present,
+    shared_kv_layers,
+)
 from ..method import NAME
 
 _KINDS = ("full_attention", "sliding_attention")
-
-
-def _by_layer(m: Metadata, name: str, default: Any = None) -> list[Any]:
-    """Return a field that is one value or one for each layer, as a list for each layer."""
-    value = m.get(name, default)
-    values = value if isinstance(value, list) else [value] * m.layers
-    if len(values) != m.layers:
-        raise ValueError(
-            f"{NAME}: {m.architecture}.{name} in {m.path} must have an entry for each of {m.layers} layers, "
-            f"got {len(values)}"
-        )
-    return values
 
 
 def _rotated_share(m: Metadata) -> float:
@@ -33,14 +33,9 @@ def _rotated_share(m: Metadata) -> float:
 
 
 def _gemma4(m: Metadata) -> dict[str, Any]:
-    is_sliding = [bool(one) for one in _by_layer(m, "attention.sliding_window_pattern", False)]
-    heads, inner = _by_layer(m, "attention.head_count_kv"), _by_layer(m, "feed_forward_length")
-    shared = m.get("attention.shared_kv_layers", 0)
-    if not isinstance(shared, int) or not 0 <= shared < m.layers:
-        raise ValueError(
-            f"{NAME}: {m.architecture}.attention.shared_kv_layers in {m.path} must be a number below that of layers, "
-            f"{m.layers}, got {shared!r}"
-        )
+    is_sliding = [bool(one) for one in by_layer(m, "attention.sliding_window_pattern", False)]
+    heads, inner = by_layer(m, "attention.head_count_kv"), by_layer(m, "feed_forward_length")
+    shared = shared_kv_layers(m)
     own = range(m.layers - shared)  # the layers with keys and values of their own
     full = [i for i in own if not is_sliding[i]]
     if not any(is_sliding) or all(is_sliding):
@@ -82,12 +77,7 @@ def _gemma4(m: Metadata) -> dict[str, Any]:
 
 _NAMES = {
     **SANDWICH_NAMES,
-    "per_layer_token_embd": "model.embed_tokens_per_layer",
-    "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
+    **PER_LAYER_NAMES,
     "layer_output_scale.weight": "layer_scalar",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
