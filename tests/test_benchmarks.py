@@ -22,6 +22,7 @@ import torch
 import torch_infini
 from torch_infini._core import cpu
 from torch_infini._core.bandwidth import read_bandwidth
+from torch_infini.ops._blocks import KINDS
 from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.weights import best, served
 
@@ -143,10 +144,7 @@ def test_quantized(measured: Any, tmp_path: Path) -> None:
         for case in (("1", "bfloat16", "False"), ("8", "bfloat16", "True"))
     ] + [(op, "8", "bfloat16", "True") for op in ("linear_group8", "linear_table4")]
     blocks = measured(tmp_path / "b.csv", command + "linear_blocks", "infini_us dense_us ratio_to_dense share")
-    assert values(blocks, "op", "rows", "torch_us")[4:6] == [
-        ("linear_blocks q8_0", "1", ""),
-        ("linear_blocks q4_k", "1", ""),
-    ]
+    assert values(blocks, "op", "rows", "torch_us") == [(f"linear_blocks {kind}", "1", "") for kind in KINDS]
 
 
 @pytest.mark.parametrize(
