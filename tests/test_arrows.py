@@ -75,6 +75,8 @@ PRIVATE = {
     ("checkpoints.weight", "ops._blocks.int4"),
     ("checkpoints.formats.mxfp4", "ops._blocks"),
     ("checkpoints.formats.mxfp4", "ops._blocks.ggml"),
+    ("checkpoints.formats.nvfp4", "ops._blocks"),
+    ("checkpoints.formats.nvfp4", "ops._blocks.ggml"),
     ("nn.linear", "ops._packed"),
     ("patch.layers.packed_linear", "ops._packed"),
     ("patch.checks.conditions", "ops._registry"),

@@ -241,16 +241,16 @@ CONFIGS: list[tuple[dict[str, Any] | Any, str, type[Exception]]] = [
     ([1], "quantization_config in {} must be an object, got [1]", ValueError),
     (
         {},
-        "quant_method in {} must be one of awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4, got "
-        "None",
+        "quant_method in {} must be one of awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt, "
+        "mxfp4, got None",
         ValueError,
     ),
     (
         {"quant_method": "quanto"},
-        "must be one of awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, mxfp4",
+        "must be one of awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, modelopt, mxfp4",
         ValueError,
     ),
-    ({"quant_method": ["awq"]}, "fp8, gptq, mxfp4, got ['awq']", ValueError),
+    ({"quant_method": ["awq"]}, "fp8, gptq, modelopt, mxfp4, got ['awq']", ValueError),
     *(
         ({**AWQ_CONFIG, "bits": bits}, f"quantization_config.bits in {{}} must be 4, got {bits}", ValueError)
         for bits in (2, 3, 5)
@@ -276,7 +276,7 @@ CONFIGS: list[tuple[dict[str, Any] | Any, str, type[Exception]]] = [
         NotImplementedError,
     ),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size in {} must be two positive", ValueError),
-    ({**PACKED, "format": "nvfp4-pack-quantized"}, "format in {} must be one of pack-quantized,", ValueError),
+    ({**PACKED, "format": "marlin-24"}, "format in {} must be one of pack-quantized,", ValueError),
     ({**PACKED, "config_groups": {}}, "config_groups in {} must be an object of groups, got {{}}", ValueError),
     ({**PACKED, "kv_cache_scheme": {"num_bits": 8}}, "a quantized cache of a checkpoint is not", NotImplementedError),
     ({**PACKED, "transform_config": {"x": 1}}, "a rotation of weights and activations is not", NotImplementedError),

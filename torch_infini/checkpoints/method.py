@@ -88,7 +88,7 @@ class Method(NamedTuple):
         name: The value of quant_method.
         markers: The tensors, by the last part of their names, that only a quantized layer has.
         parse: Returns the function from a layer's name to its format; raises the errors of Fields.
-        file: In older folders, the file beside config.json that describes it.
+        file: In older folders, whose layers have the first marker, the file beside config.json that describes it.
         experts: How it stores the experts of mixtures; None: it does not.
         parse_reading: In place of `parse`, with a reader of tensors, for layers that some of theirs describe.
         split: Returns the layer's name of a tensor's, and the rest, by which the format knows the tensor.

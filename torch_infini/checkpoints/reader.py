@@ -243,8 +243,9 @@ def open_checkpoint(name: str | Path, activations: Activations | None = None) ->
     config = read_object(path / "config.json")
     folder = SafetensorsFolder(files_of(path))
     entry, where = config.get("quantization_config"), path / "config.json"
-    if entry is None and any(name.endswith(".qweight") for name in folder.tensors):
-        entry, where = separate_description(path)  # older files of GPTQ and AWQ
+    markers = {method.markers[0] for method in METHODS.values() if method.file is not None}
+    if entry is None and any(name.rpartition(".")[2] in markers for name in folder.tensors):
+        entry, where = separate_description(path)
     ours = isinstance(entry, Mapping) and entry.get("quant_method") == OURS
     if entry is None or ours:
         return Checkpoint(path, config, folder, {}, activations)

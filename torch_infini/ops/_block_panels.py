@@ -59,6 +59,7 @@ CODES = {
     "iq4_nl": Codes(4, _HALF, 2, 16),
     "iq4_xs": Codes(4, (*_HALVES, (4, 4, 1)), 8, 16),
     "mxfp4": Codes(4, ((0, 1, 1),), 1, 16),
+    "nvfp4": Codes(4, ((0, 4, 1), (4, 1, 8)), 12, 16),
     "int4_32": Codes(4, _HALVES, 4, 16),
     "int4_64": Codes(4, _HALVES, 4, 32),
     "int4_128": Codes(4, _HALVES, 4, 32),

@@ -33,7 +33,7 @@ def linear_block_panels(
         x: [..., k] float32, bfloat16 or float16 on the CPU; stride 1 in the last dimension, any other strides.
         weight: [panels, k / elements, 16 * bytes] uint8, contiguous; packed by pack_blocks.
         kind: GGML's number of the blocks' kind (q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl,
-            iq4_xs, mxfp4), or 1002 to 1004 for int4_32, int4_64 and int4_128; see linear_blocks.
+            iq4_xs, mxfp4), or 1002 to 1005 for int4_32, int4_64, int4_128 and nvfp4; see linear_blocks.
         bias: [16 * panels], dtype of x or float32, or None.
         out: [..., 16 * panels], written and returned instead of a new tensor; must not share memory with the arguments.
 

@@ -26,7 +26,7 @@ def linear_blocks(
     bfloat16 for such x, and the results have the bits of linear with that weight. In tiles the weight is decoded to
     memory first, a slice at a time, which makes a few rows slower than with a dense weight.
 
-    The weight has 4.25 (mxfp4) to 8.5 (q8_0) bits an element. With few rows of x the limit is memory bandwidth if there
+    The weight has 2.6 (q2_k) to 8.5 (q8_0) bits an element. With few rows of x the limit is memory bandwidth if there
     are enough threads to decode that fast, otherwise decoding.
 
     Args:
@@ -37,8 +37,9 @@ def linear_blocks(
             iq4_xs, mxfp4; or fp8 or nf4, where a block is a float32 scale, then 128 codes of E4M3, or 64 of
             NormalFloat4, the first of each two in the upper half of their byte; or int4_32, int4_64 or int4_128, a
             scale and a zero point in float16, then codes of 4 bits, of each 64 (or 32) the first half in the lower
-            halves of the bytes. Or its number, which torch.ops.infini.linear_blocks takes: GGML's, and 1000 to
-            1004 for ours, in this order.
+            halves of the bytes; or nvfp4, a float32 factor, 8 scales of E4M3 that it multiplies, and 128 codes of E2M1,
+            of each 32 the first half in the lower halves of the bytes. Or its number, which
+            torch.ops.infini.linear_blocks takes: GGML's, and 1000 to 1005 for ours, in this order.
         bias: [n], dtype of x or float32, or None.
         out: [..., n], written and returned instead of a new tensor; must not share memory with the arguments.
 

@@ -61,7 +61,7 @@ struct HalfOfExponent {
 };
 struct Mxfp4 : Of32<4, HalfOfExponent> {
     static constexpr int kHeaderBytes = 16;
-    static Table16 table() { return Table16(_mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)); }
+    static Table16 table() { return fp4_table(); }
 };
 
 // The scales and minima of eight groups, six bits each, times factors of the block.
@@ -157,11 +157,7 @@ struct HalfOfExponent {
 };
 struct Mxfp4 : Of32<4, 12, HalfOfExponent> {
     static constexpr int kHeaderBytes = 16;
-    // The doubled values and 12.
-    INFINI_ALWAYS_INLINE static VecS value(VecS code) {
-        return values_of(code | static_cast<uint16_t>(0x8000),
-                         _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-    }
+    INFINI_ALWAYS_INLINE static VecS value(VecS code) { return fp4_value(code); }
 };
 
 // The scales and minima of eight groups, six bits each, times factors of the block.

@@ -51,14 +51,20 @@ struct Table16 {
     INFINI_ALWAYS_INLINE __m512i operator[](__m512i index) const { return _mm512_permutexvar_epi16(index, values); }
 };
 
-// Of IQ4_NL and IQ4_XS.
-inline Table16 iq4_table() {
-    VecF levels{};
+inline Table16 table_of(const int (&levels)[16]) {
+    VecF values{};
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
-        levels[i] = static_cast<float>(linear_blocks::kIq4Levels[i]);
+        values[i] = static_cast<float>(levels[i]);
     }
-    return Table16(levels);
+    return Table16(values);
+}
+// Of IQ4_NL and IQ4_XS, and twice that of FP4.
+inline Table16 iq4_table() {
+    return table_of(linear_blocks::kIq4Levels);
+}
+inline Table16 fp4_table() {
+    return table_of(linear_blocks::kFp4Levels);
 }
 
 struct Table32 {

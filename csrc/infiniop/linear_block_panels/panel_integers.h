@@ -58,20 +58,28 @@ INFINI_ALWAYS_INLINE VecS values_of(VecS code, __m128i table) {
 #endif
 }
 
-// Of IQ4_NL and IQ4_XS: the levels and 127, so that of code 0 is 0, and so are the upper halves.
+// Levels, and what makes the least of them 0, so that they are bytes without a sign.
 struct LevelsFrom0 {
     uint8_t of[16];
 };
-constexpr LevelsFrom0 iq4_levels_from_0() {
-    LevelsFrom0 levels{};
+constexpr LevelsFrom0 from_0(const int (&levels)[16], int added) {
+    LevelsFrom0 found{};
     for (int i = 0; i < 16; ++i) {
-        levels.of[i] = static_cast<uint8_t>(linear_blocks::kIq4Levels[i] + 127);
+        found.of[i] = static_cast<uint8_t>(levels[i] + added);
     }
-    return levels;
+    return found;
 }
-constexpr LevelsFrom0 kIq4LevelsFrom0 = iq4_levels_from_0();
+constexpr LevelsFrom0 kIq4From0 = from_0(linear_blocks::kIq4Levels, 127);
+constexpr LevelsFrom0 kFp4From0 = from_0(linear_blocks::kFp4Levels, 12);
+
+// The levels of two codes and 127, which is 0 for code 0 of the upper halves.
 INFINI_ALWAYS_INLINE VecS iq4_value(VecS code) {
-    return values_of(code, _mm_loadu_si128(reinterpret_cast<const __m128i *>(kIq4LevelsFrom0.of)));
+    return values_of(code, _mm_loadu_si128(reinterpret_cast<const __m128i *>(kIq4From0.of)));
+}
+// Twice the values and 12.
+INFINI_ALWAYS_INLINE VecS fp4_value(VecS code) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i *>(kFp4From0.of));
+    return values_of(code | static_cast<uint16_t>(0x8000), table);
 }
 
 // Two codes of each of the panel's rows.

@@ -117,6 +117,10 @@ inline Bytes iq4_levels() {
     return bytes_of(linear_blocks::kIq4Levels);
 }
 
+inline Bytes fp4_levels() {
+    return bytes_of(linear_blocks::kFp4Levels);
+}
+
 // kLanes bytes as 32-bit integers
 inline VecU load_codes(const uint8_t *p) {
 #if defined(__AVX512F__)

@@ -11,12 +11,7 @@ struct Fp8 {
         uint32_t q[8];
         block.words(q, 4 + run * kRun);
         const float scale = block.real(0);
-        each(w, [&](int i) {
-            // Exponent and mantissa at the place of float's; a power of two makes up for the bias, exactly.
-            const uint32_t code = byte_of(q, i), magnitude = code & 127;
-            const float value = __uint_as_float(magnitude << 20 | code >> 7 << 31) * 0x1p120f;
-            return (magnitude == 127 ? __int_as_float(0x7fffffff) : value) * scale;
-        });
+        each(w, [&](int i) { return e4m3(byte_of(q, i)) * scale; });
     }
 };
 

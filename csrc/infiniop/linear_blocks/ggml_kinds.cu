@@ -128,8 +128,6 @@ struct Iq4Nl {
 struct Mxfp4 {
     static constexpr int kElements = 32, kBytes = 17;
     static __device__ __forceinline__ void decode(const Block &block, int, float (&w)[kRun]) {
-        // Twice the values: 0 1 2 3, 4 6 8 12, and their negatives.
-        constexpr uint32_t kTable[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
         uint32_t q[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) { // behind one byte, so at odd addresses half of the time
@@ -138,7 +136,7 @@ struct Mxfp4 {
         }
         const uint32_t e = block.byte(0); // half of the scale is 2 ** (e - 128)
         const float half = __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
-        each(w, [&](int i) { return level(kTable, nibble_of(q, i)) * half; });
+        each(w, [&](int i) { return level(kFp4Table, nibble_of(q, i)) * half; });
     }
 };
 

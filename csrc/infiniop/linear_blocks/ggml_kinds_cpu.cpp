@@ -282,16 +282,15 @@ struct Iq4Nl {
 struct Mxfp4 {
     static constexpr int kElements = 32, kBytes = 17;
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode(const uint8_t *p, const Sink &sink) {
-        levels(p + 1, doubled(), half_of_scale(*p), sink);
+        levels(p + 1, fp4_levels(), half_of_scale(*p), sink);
     }
 #if defined(__AVX512BF16__)
     template <typename Sink> INFINI_ALWAYS_INLINE static void decode_pairs(const uint8_t *p, const Sink &sink) {
-        level_pairs(p + 1, doubled(), half_of_scale(*p), sink);
+        level_pairs(p + 1, fp4_levels(), half_of_scale(*p), sink);
     }
 #endif
 
 private:
-    static Bytes doubled() { return bytes_of({0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}); }
     // 2 ** (e - 128)
     static float half_of_scale(uint8_t e) {
         return float_of(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);

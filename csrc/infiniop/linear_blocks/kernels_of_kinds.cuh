@@ -65,6 +65,16 @@ __device__ __forceinline__ float level(const uint32_t (&table)[4], uint32_t inde
 // Those of IQ4_NL and IQ4_XS: -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113.
 __device__ constexpr uint32_t kIq4Levels[4] = {0xbfad9881u, 0xf6eaddcfu, 0x26190d01u, 0x71594535u};
 
+// Twice those of FP4: 0 1 2 3, 4 6 8 12, and their negatives.
+__device__ constexpr uint32_t kFp4Table[4] = {0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu};
+
+// E4M3: exponent and mantissa at the place of float's; a power of two makes up for the bias, exactly.
+__device__ __forceinline__ float e4m3(uint32_t code) {
+    const uint32_t magnitude = code & 127;
+    const float value = __uint_as_float(magnitude << 20 | code >> 7 << 31) * 0x1p120f;
+    return magnitude == 127 ? __int_as_float(0x7fffffff) : value;
+}
+
 // w[i] = value(i)
 template <typename Value> __device__ __forceinline__ void each(float (&w)[kRun], const Value &value) {
 #pragma unroll

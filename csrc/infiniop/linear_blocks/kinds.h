@@ -50,6 +50,9 @@ struct RegisteredKind {
 // What the codes of IQ4_NL and IQ4_XS stand for.
 constexpr int kIq4Levels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
+// Twice what the codes of FP4 (E2M1), in MXFP4 and NVFP4, stand for.
+constexpr int kFp4Levels[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 // nullptr for an unknown number.
 const Kind *find_kind(int64_t number);
 

@@ -1,6 +1,6 @@
 """compressed-tensors: its description, and the formats pack-quantized and int-quantized, whose integers ops multiply.
 
-float-quantized is Float8 (fp8.py), mxfp4-pack-quantized MXFP4 (mxfp4.py).
+float-quantized is Float8 (fp8.py), mxfp4-pack-quantized MXFP4 (mxfp4.py), nvfp4-pack-quantized NVFP4 (nvfp4.py).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ..weight import (
 )
 from .fp8 import Float8
 from .mxfp4 import MXFP4
+from .nvfp4 import NVFP4
 
 _INT32 = (torch.int32,)
 
@@ -186,6 +187,7 @@ _KINDS = {
     "int-quantized": _Kind("int", (8,), ("channel", "tensor", "group")),
     "float-quantized": _Kind("float", (8,), ("channel", "tensor", "block")),
     "mxfp4-pack-quantized": _Kind("float", (4,), ("group",)),
+    "nvfp4-pack-quantized": _Kind("float", (4,), ("tensor_group",)),
 }
 _NAIVE = "naive-quantized"  # int-quantized or float-quantized, by the type
 
@@ -256,6 +258,10 @@ def _scheme(fields: Fields, group: Fields) -> StoredFormat:
         if size != 32:
             raise weights.fault("group_size", "be 32 for MXFP4", size)
         return MXFP4()
+    if name == "nvfp4-pack-quantized":
+        if weights["group_size"] != 16:
+            raise weights.fault("group_size", "be 16 for NVFP4", weights["group_size"])
+        return NVFP4()
     if strategy == "block":
         block = weights.block("block_structure")
         return Float8("weight_scale", block, "compressed-tensors float-quantized in blocks")
@@ -263,5 +269,9 @@ def _scheme(fields: Fields, group: Fields) -> StoredFormat:
 
 
 METHODS = (
-    Method("compressed-tensors", ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape"), _parse),
+    Method(
+        "compressed-tensors",
+        ("weight_packed", "weight_scale", "weight_global_scale", "weight_zero_point", "weight_shape"),
+        _parse,
+    ),
 )

@@ -31,6 +31,8 @@ def random_weight(kind: BlockKind, n: int, k: int) -> Tensor:
 
     if kind.name == "mxfp4":  # exponents
         weight[..., 0] = (weight[..., 0] & 3) + 124 - max(k, 1).bit_length() // 2
+    if kind.name == "nvfp4":  # scales from 0.25 to 15
+        weight[..., 4:12] = 0x28 + weight[..., 4:12] % 0x30
     if kind.name == "fp8":
         codes = weight[..., 4:]
         codes[codes & 127 == 127] = 0  # NaN
