@@ -192,6 +192,12 @@ class WithoutInputs(OwnNorm):
         return iter(())
 
 
+class InputsRaise(OwnNorm):
+    @staticmethod
+    def inputs(module: nn.Module) -> Iterator[tuple[Tensor]]:
+        yield (torch.randn(2, 3, module.nothing),)  # type: ignore[call-overload]
+
+
 class Raising(OwnNorm):
     def compute(self, x: Tensor) -> Tensor:
         raise RuntimeError("no such kernel")
@@ -202,6 +208,7 @@ class Raising(OwnNorm):
     [
         (Wrong, "Wrong: its own forward gives a different result in bfloat16"),
         (WithoutInputs, "WithoutInputs: WithoutInputs.inputs yields nothing to try it with"),
+        (InputsRaise, "InputsRaise: InputsRaise.inputs raises AttributeError: .*nothing"),
         (Raising, "Raising: .*no such kernel"),
     ],
 )
@@ -221,6 +228,24 @@ def test_left(wrong: type[Replacement], reason: str) -> None:
     assert re.search(reason, row.reason), row.reason
     with torch.no_grad():
         close(model(ids()).logits, expected)
+
+
+def test_takes_that_raises() -> None:
+    """A sentence, and the model is not patched."""
+
+    class Careless(OwnNorm):
+        @staticmethod
+        def takes(module: nn.Module) -> bool:
+            return bool(module.nothing)
+
+    model = changed("llama")
+    register(Careless)
+    try:
+        with pytest.raises(RuntimeError, match="Careless.takes must answer for any module, but raises AttributeError"):
+            torch_infini.patch_model(model)
+    finally:
+        unregister(Careless)
+    assert not torch_infini.is_patched(model)
 
 
 def test_the_newest_first(registered: None) -> None:

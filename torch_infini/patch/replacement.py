@@ -92,9 +92,12 @@ class Replacement(Patched):
 
     @classmethod
     def calls(cls, small: nn.Module) -> Iterator[ProbeCall]:
-        with torch.random.fork_rng([]):
-            torch.manual_seed(0)
-            inputs = [args if isinstance(args, tuple) else (args,) for args in cls.inputs(small)]
+        try:
+            with torch.random.fork_rng([]):
+                torch.manual_seed(0)
+                inputs = [args if isinstance(args, tuple) else (args,) for args in cls.inputs(small)]
+        except Exception as error:  # whatever a user's function raises
+            raise Unsupported(f"{cls.__name__}.inputs raises {type(error).__name__}: {error}") from error
         if not inputs:
             raise Unsupported(f"{cls.__name__}.inputs yields nothing to try it with")
 
@@ -214,4 +217,14 @@ def unregister(replacement: type[Replacement]) -> None:
 
 def replacements_of(module: nn.Module) -> list[type[Replacement]]:
     """Return the registered replacements that take a module, the newest first."""
-    return [one for one in _registered if one.takes(module)]
+    found = []
+    for one in _registered:
+        try:
+            if one.takes(module):
+                found.append(one)
+        except Exception as error:
+            raise RuntimeError(
+                f"torch_infini.patch_model: {one.__name__}.takes must answer for any module, but raises "
+                f"{type(error).__name__} for a {type(module).__name__}: {error}"
+            ) from error
+    return found
