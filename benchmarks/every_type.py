@@ -46,7 +46,7 @@ class Row:
         type: Of transformers.
         patched: "fully" (some as a whole, some in parts), "partly", "left", or "not built" (from a small config).
         modules: Replaced and left, "12 / 3"; without those that are replaced in parts.
-        reasons: Why modules were left, the commonest first.
+        reasons: Why modules were left, the commonest first, then by the alphabet.
         difference: Of the patched model's logits for two texts of 57 tokens in float32, relative (root mean square).
             The weights are twice those of the other columns, so that attention and gates are not nearly uniform.
         engine: "recorded" (decode steps too), "served", "own cache" (transformers' cache, one sequence at a time), "no
@@ -141,7 +141,7 @@ def examine(kind: str) -> Row:
     reasons = (
         [report.reason.partition(" (")[0]]
         if report.reason
-        else sorted(set(left), key=lambda reason: -left.count(reason))
+        else sorted(set(left), key=lambda reason: (-left.count(reason), reason))
     )
     row.reasons = "; ".join(reasons)
     row.difference = f"{difference_of(kind):.1e}"
