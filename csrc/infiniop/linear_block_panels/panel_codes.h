@@ -194,7 +194,8 @@ template <> struct Codes<8> {
     }
 };
 
-// For each group of some blocks, from the begin of a unit, calls word(i, words) for its words, then end(scale, shift).
+// For each group of some blocks, from the begin of a unit, calls word(run, i, words) for its words, of which run + i is
+// the number, run that of the first one whose code lies with this one's, and then end(scale, shift).
 // kAhead: bytes to the lines that are prefetched; kRolled: groups are a loop, with their scales in memory.
 template <typename K, int kAhead, bool kRolled, typename Word, typename End>
 INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const Word &word, const End &end) {
@@ -215,21 +216,29 @@ INFINI_ALWAYS_INLINE void each_block(const uint8_t *panel, int64_t blocks, const
         for (int64_t block = 0; block < count; ++block) {
             const typename K::Header header(header_bytes);
             header_bytes += K::kHeaderBytes;
+            const auto pass_run = [&](const auto &sink) __attribute__((always_inline)) {
+#pragma GCC unroll 5
+                for (int byte = 0; kAhead > 0 && byte < C::kRunBytes; byte += 64) {
+                    __builtin_prefetch(lines + kAhead + byte);
+                }
+                C::pass(lines, table, sink);
+                lines += C::kRunBytes;
+            };
             // The words of a group, or of the groups whose codes lie together, and ended(g) after each of them.
             const auto pass_groups = [&](int g, const auto &ended) __attribute__((always_inline)) {
-#pragma GCC unroll 16
-                for (int i = 0; i < kPassWords; i += C::kRunWords) {
-#pragma GCC unroll 5
-                    for (int byte = 0; kAhead > 0 && byte < C::kRunBytes; byte += 64) {
-                        __builtin_prefetch(lines + kAhead + byte);
+                if constexpr (kPassGroups == 1) {
+#pragma GCC unroll 4
+                    for (int run = 0; run < kWords; run += C::kRunWords) {
+                        pass_run([&](int i, __m512i words) __attribute__((always_inline)) { word(run, i, words); });
                     }
-                    C::pass(lines, table, [&](int j, __m512i words) __attribute__((always_inline)) {
-                        word((i + j) % kWords, words);
-                        if ((i + j) % kWords == kWords - 1) {
-                            ended(g + (i + j) / kWords);
+                    ended(g);
+                } else {
+                    pass_run([&](int i, __m512i words) __attribute__((always_inline)) {
+                        word(0, i % kWords, words);
+                        if (i % kWords == kWords - 1) {
+                            ended(g + i / kWords);
                         }
                     });
-                    lines += C::kRunBytes;
                 }
             };
             if constexpr (kRolled && kGroups > 1) {
@@ -279,12 +288,12 @@ __attribute__((noinline)) void dot_panel(const linear_block_panels::DotArgs &a) 
     }
     each_block<K, kAheadBytes<kM, kZen5>, (kZen5 || kM > 2)>(
         a.panel, a.blocks,
-        [&](int word, __m512i words) __attribute__((always_inline)) {
+        [&](int run, int word, __m512i words) __attribute__((always_inline)) {
             keep_in_register(words);
 #pragma GCC unroll 8
             for (int m = 0; m < kM; ++m) {
-                VecF &sum = part[m][word % kSums];
-                sum = multiply_words(words, x[word * kM + m], sum);
+                VecF &sum = part[m][word % kSums]; // a run has an even number of words
+                sum = multiply_words(words, x[(run + word) * kM + m], sum);
             }
         },
         [&](VecF scale, VecF shift) __attribute__((always_inline)) {
@@ -337,8 +346,8 @@ template <typename K> void decode_panel(const linear_block_panels::DecodeArgs &a
     float *scales = a.scales, *shifts = a.shifts;
     each_block<K, 0, true>(
         a.panel, a.blocks,
-        [&](int word, __m512i words)
-            __attribute__((always_inline)) { _mm512_storeu_si512(words_at + word * kPanel, words); },
+        [&](int run, int word, __m512i words)
+            __attribute__((always_inline)) { _mm512_storeu_si512(words_at + (run + word) * kPanel, words); },
         [&](VecF scale, VecF shift) __attribute__((always_inline)) {
             words_at += K::kGroup / 2 * kPanel;
             store(scales, scale);
