@@ -172,7 +172,7 @@ struct Decoded {
 #if defined(INFINI_INTEGER_PANELS)
 
 // Adds the products of a stretch of `groups` groups with kM rows to y [kM][kPanel], with the bits of dot_panel.
-template <int kM, bool kShifts>
+template <int kM, bool kShifts, bool>
 __attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t groups, int64_t group_words,
                                              const uint32_t *x, const Numbers *numbers, float *y) {
     const uint32_t *words = decoded.words;
@@ -223,29 +223,50 @@ void multiply_elements(const Decoded &decoded, const PanelKind &kind, int64_t co
 #else
 
 // Adds the products of a stretch of `groups` groups with kM rows to y [kM][kPanel], in the order of dot_panel.
-template <int kM, bool kShifts>
+// kChains: of which a group has several, all of kChainWords.
+template <int kM, bool kShifts, bool kChains>
 __attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t groups, int64_t group_words,
                                              const uint32_t *x, const Numbers *numbers, float *y) {
     const uint32_t *words = decoded.words;
     for (int64_t g = 0; g < groups; ++g) {
-        VecF part[kM][kSums] = {};
-        for (int64_t word = 0; word < group_words; word += kSums) {
+        VecF group[kM];
+        // Sets group to the sums of so many words.
+        const auto multiply_chain = [&](int64_t count) __attribute__((always_inline)) {
+            VecF part[kM][kSums] = {};
+            for (int64_t word = 0; word < count; word += kSums) {
 #pragma GCC unroll 2
-            for (int s = 0; s < kSums; ++s) {
-                __m512i of_rows = _mm512_loadu_si512(words);
-                keep_in_register(of_rows);
+                for (int s = 0; s < kSums; ++s) {
+                    __m512i of_rows = _mm512_loadu_si512(words);
+                    keep_in_register(of_rows);
+#pragma GCC unroll 8
+                    for (int m = 0; m < kM; ++m) {
+                        part[m][s] = multiply_words(of_rows, x[m], part[m][s]);
+                    }
+                    words += kPanel;
+                    x += kM;
+                }
+            }
+#pragma GCC unroll 8
+            for (int m = 0; m < kM; ++m) {
+                group[m] = part[m][0] + part[m][1];
+            }
+        };
+        if constexpr (kChains) {
+            VecF before[kM] = {};
+            for (int64_t left = group_words; left > 0; left -= kChainWords) {
+                multiply_chain(kChainWords);
 #pragma GCC unroll 8
                 for (int m = 0; m < kM; ++m) {
-                    part[m][s] = multiply_words(of_rows, x[m], part[m][s]);
+                    group[m] = before[m] += group[m];
                 }
-                words += kPanel;
-                x += kM;
             }
+        } else {
+            multiply_chain(group_words);
         }
         const VecF scale = load(decoded.scales + g * kPanel), shift = load(decoded.shifts + g * kPanel);
 #pragma GCC unroll 8
         for (int m = 0; m < kM; ++m) {
-            VecF total = fma(part[m][0] + part[m][1], scale, load(y + m * kPanel));
+            VecF total = fma(group[m], scale, load(y + m * kPanel));
             if constexpr (kShifts) {
                 total = fma(splat(numbers[g * kM + m].sum), shift, total);
             }
@@ -257,14 +278,25 @@ __attribute__((noinline)) void multiply_tile(const Decoded &decoded, int64_t gro
 #endif
 
 // The same for a number of rows known at run time.
-template <bool kShifts, int kM = 1, typename... More>
+template <bool kShifts, bool kChains, int kM = 1, typename... More>
 void multiply_rows(int64_t m, const Decoded &decoded, More... more) {
     if constexpr (kM < kTileRows) {
         if (m > kM) {
-            return multiply_rows<kShifts, kM + 1>(m, decoded, more...);
+            return multiply_rows<kShifts, kChains, kM + 1>(m, decoded, more...);
         }
     }
-    multiply_tile<kM, kShifts>(decoded, more...);
+    multiply_tile<kM, kShifts, kChains>(decoded, more...);
+}
+
+// The same for a kind.
+template <typename... More> void multiply_kind(const PanelKind &kind, int64_t m, const Decoded &decoded, More... more) {
+#if !defined(INFINI_INTEGER_PANELS)
+    if (kind.group / 2 > kChainWords) {
+        return kind.shifts ? multiply_rows<true, true>(m, decoded, more...)
+                           : multiply_rows<false, true>(m, decoded, more...);
+    }
+#endif
+    kind.shifts ? multiply_rows<true, false>(m, decoded, more...) : multiply_rows<false, false>(m, decoded, more...);
 }
 
 // Rows of a product that share a pass over its weight.
@@ -304,11 +336,9 @@ void multiply_panel(const Part &part, int64_t panel, Decoded &decoded, float *y)
         each_stretch(a, panel, decoded, [&](int64_t column, int64_t columns) {
             for (int64_t tile = 0; tile < pass.tiles; ++tile) {
                 const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
-                const auto multiply =
-                    kind.shifts ? multiply_rows<true, 1, int64_t, int64_t, const uint32_t *, const Numbers *, float *>
-                                : multiply_rows<false, 1, int64_t, int64_t, const uint32_t *, const Numbers *, float *>;
-                multiply(rows, decoded, columns / kind.group, kind.group / 2, x.words(tile) + column / 2 * rows,
-                         x.numbers(tile) + column / kind.group * rows, y + row * kPanel);
+                multiply_kind(kind, rows, decoded, columns / kind.group, int64_t{kind.group / 2},
+                              x.words(tile) + column / 2 * rows, x.numbers(tile) + column / kind.group * rows,
+                              y + row * kPanel);
             }
         });
     }
