@@ -275,6 +275,40 @@ def test_fields_that_contradict(
         torch_infini.load(tmp_path / "model.gguf", torch.float32)
 
 
+@pytest.mark.parametrize("values", [None, [0.5] * 3, ["a"] * 4])
+def test_activations_that_are_none(values: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_model = CASES["apertus"].of_model
+    changed = lambda model: {k: v for k, v in {**of_model(model), "xielu.beta": values}.items() if v is not None}
+    monkeypatch.setitem(CASES, "apertus", CASES["apertus"]._replace(of_model=changed))
+    write(tmp_path / "model.gguf", "apertus")
+    with pytest.raises(ValueError, match=r"xielu.beta in .* must have a number for each of 4 layers, got "):
+        torch_infini.load(tmp_path / "model.gguf", torch.float32)
+
+
+@pytest.mark.parametrize("high", [4.0, 1.0])
+def test_factors_of_rope(high: float) -> None:
+    """Llama 3's, and Llama 4's, from what transformers divides the frequencies by; others are refused."""
+    from types import SimpleNamespace
+
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from torch_infini.checkpoints.architecture import Metadata, rope
+
+    entries = {"low_freq_factor": 1.0, "high_freq_factor": high, "original_max_position_embeddings": 8192}
+    expected = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 16.0, **entries}
+    config = LlamaConfig(head_dim=128, max_position_embeddings=1 << 20, rope_parameters=expected)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    divisors = 500000.0 ** (-torch.arange(0, 128, 2) / 128) / frequencies
+    fields = {"general.architecture": "llama4", "llama4.rope.freq_base": 500000.0, "llama4.attention.key_length": 128}
+    info = SimpleNamespace(data=divisors.numpy())
+    found = rope(Metadata(Path("model.gguf"), fields, {"rope_freqs.weight": info}))
+    assert found == {**expected, "factor": pytest.approx(16, rel=1e-6)}
+    info.data[5] = 2
+    with pytest.raises(NotImplementedError, match="rope_freqs.weight in model.gguf must be those of Llama 3 or 4, got"):
+        rope(Metadata(Path("model.gguf"), fields, {"rope_freqs.weight": info}))
+
+
 def test_a_stack_that_is_none(tmp_path: Path) -> None:
     import gguf
 
@@ -308,7 +342,11 @@ def test_a_decay_that_grows(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     "name, field, value",
-    [("glm4", "rope.dimension_sections", [8, 12, 12, 0]), ("afmoe", "expert_weights_norm", False)],
+    [
+        ("glm4", "rope.dimension_sections", [8, 12, 12, 0]),
+        ("afmoe", "expert_weights_norm", False),
+        ("llama4", "attention.sliding_window", 0),
+    ],
 )
 def test_variants_that_are_refused(name: str, field: str, value: Any) -> None:
     """Their weights, or what they compute, would be others."""

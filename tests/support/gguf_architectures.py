@@ -36,6 +36,7 @@ class Case(NamedTuple):
         changes: Entries of the model's config.
         conversion: What becomes of tensors whose names, rows or values the file has otherwise.
         behind: Blocks behind the layers, which predict further tokens.
+        of_model: Fields that are computed of the model, by their whole names.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Case(NamedTuple):
     changes: dict[str, Any] = {}
     conversion: conversions.Conversion = lambda key, tensor, config: None
     behind: int = 0
+    of_model: Callable[[Any], dict[str, list[float]]] = lambda model: {}
 
 
 def _window(c: Any) -> dict[str, Any]:
@@ -363,6 +365,38 @@ CASES: dict[str, Case] = {
             **{"n_routed_experts": 4, "num_experts_per_tok": 2},
         },
     ),
+    "exaone-moe": Case(
+        "exaone_moe",
+        lambda c: (
+            _experts(c)
+            | _window(c)
+            | {
+                "expert_shared_count": c.num_shared_experts,
+                "expert_shared_feed_forward_length": c.moe_intermediate_size * c.num_shared_experts,
+                "expert_weights_scale": float(c.routed_scaling_factor),
+                "expert_weights_norm": c.norm_topk_prob,
+                "expert_gating_func": 2,
+                "leading_dense_block_count": c.first_k_dense_replace,
+                "rope.scaling.type": "none",
+                "nextn_predict_layers": 1,
+            }
+        ),
+        {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", *["sparse"] * 3]},
+        behind=1,
+    ),
+    "llama4": Case(
+        "llama4_text",
+        lambda c: (
+            _experts(c)
+            | {"feed_forward_length": c.intermediate_size_mlp, "expert_feed_forward_length": c.intermediate_size}
+            | {"interleave_moe_layer_step": c.interleave_moe_layer_step, "leading_dense_block_count": 0}
+        ),
+        {
+            **{"num_experts_per_tok": 2, "intermediate_size_mlp": 160},
+            **{"interleave_moe_layer_step": 2, "moe_layers": [1, 3]},
+        },
+        conversions.llama4,
+    ),
     "lfm2moe": Case(
         "lfm2_moe",
         lambda c: (
@@ -504,6 +538,23 @@ CASES: dict[str, Case] = {
         lambda c: _partial(c) | {"attention.layer_norm_epsilon": float(c.norm_eps)},
         conversion=conversions.with_one,
     ),
+    "apertus": Case(
+        "apertus",
+        changes={"rope_parameters": {"rope_type": "default", "rope_theta": 12e6}},
+        conversion=conversions.apertus,
+        of_model=lambda model: {
+            f"xielu.{name}": [float(getattr(layer.mlp.act_fn, name)) for layer in model.model.layers]
+            for name in ("alpha_p", "alpha_n", "beta", "eps")
+        },
+    ),
+    "phi2": Case("phi", _partial),
+    "olmo": Case(
+        "olmo",
+        lambda c: {"attention.clamp_kqv": c.clip_qkv, "attention.layer_norm_epsilon": 1e-5},
+        {"clip_qkv": 0.5},
+        conversions.neighbours,
+    ),
+    "jais2": Case("jais2"),
     "ernie4_5": Case("ernie4_5"),
     "olmo2": Case("olmo2"),
     "olmo2/windows": Case("olmo3", _window),
@@ -564,6 +615,8 @@ def write(path: Path, name: str, kinds: Callable[[str], str] = lambda name: "Q8_
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     writer = gguf.GGUFWriter(path, architecture)
     _write_fields(writer, config, case.fields(config) | {"block_count": config.num_hidden_layers + case.behind})
+    for field, values in case.of_model(model).items():
+        writer.add_array(field, values)
     rope = getattr(config, "rope_parameters", None) or {}
     if case.kind == "gemma4_text":
         half, full = config.per_layer_config[len(config.layer_types) - 1].head_dim // 2, rope["full_attention"]
@@ -576,7 +629,8 @@ def write(path: Path, name: str, kinds: Callable[[str], str] = lambda name: "Q8_
     for key, tensor in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        for stored in case.conversion(key, tensor, config) or conversions.usual(key, tensor, config):
+        own = case.conversion(key, tensor, config)
+        for stored in conversions.usual(key, tensor, config) if own is None else own:
             found.setdefault(_name_of(stored.name, names), []).append((stored, key))
     for tensor_name, several in found.items():
         stored, key = several[0]

@@ -123,6 +123,16 @@ def deepseek(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     return [Stored(f"blk.{layer}.attn_k_b.weight", [k.transpose(1, 2)]), Stored(f"blk.{layer}.attn_v_b.weight", [v])]
 
 
+def llama4(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    """Llama 4's, whose experts are [experts, k, n] in the model."""
+    return _experts(key, tensor.transpose(1, 2), config) if ".experts." in key else None
+
+
+def apertus(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    """Apertus's, whose activations are fields."""
+    return [] if ".act_fn." in key else None
+
+
 def minimax(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     """MiniMax M2's, whose class had block_sparse_moe in older releases."""
     if key.endswith("e_score_correction_bias"):

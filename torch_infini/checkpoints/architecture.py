@@ -20,7 +20,9 @@ from .order import Order, halves
 
 FREQUENCIES = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+# Llama 3's settings of rope, and Llama 4's, without frequencies between those that are divided and those that are not.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LLAMA4 = {**_LLAMA3, "high_freq_factor": 1.0}
 # GGUF's names of tensors without their last part, those of a block without "blk.N.", and transformers'.
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -145,6 +147,11 @@ def as_stored(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
+def without_fields(m: Metadata) -> Mapping[str, Tensor]:
+    """Return nothing: all tensors of the model are tensors of the file."""
+    return {}
+
+
 def without_one(name: str, tensor: Tensor) -> Tensor:
     """Return the weight of a norm that has 1 added in the file; other tensors as they are."""
     return tensor.float() - 1 if tensor.dim() == 1 and name.endswith("norm.weight") else tensor
@@ -205,6 +212,7 @@ class Architecture:
         flat: Ends of names of tensors that have one dimension in the model.
         stacked: Tensors of the file that are several of the model's, one for each first index: transformers' name, with
             {} for that.
+        from_fields: Returns the tensors that files have as fields, by transformers' name.
     """
 
     name: str
@@ -220,6 +228,7 @@ class Architecture:
     added: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     flat: tuple[str, ...] = ()
     stacked: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    from_fields: Callable[[Metadata], Mapping[str, Tensor]] = without_fields
 
     def name_of(self, name: str) -> str | None:
         """Return transformers' name of a tensor; None for one that is not known."""
@@ -361,15 +370,16 @@ def rope(m: Metadata, partial: bool = False) -> dict[str, Any]:
 
 
 def rope_scaling(m: Metadata, theta: float) -> dict[str, Any]:
-    """Return rope_type and its settings. Of Llama 3's settings a file has only the factors computed from them."""
+    """Return rope_type and its settings. Of Llama 3's and 4's a file has only the factors computed from them."""
     kind, factor = m.get("rope.scaling.type"), m.get("rope.scaling.factor")
     if FREQUENCIES in m:
         factors = m.values(FREQUENCIES)
         most = float(factors.max())
-        expected = llama3_factors(theta, m.head_dim, most)
-        if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-5):
-            raise NotImplementedError(f"{NAME}: {FREQUENCIES} in {m.path} must be those of Llama 3, got others")
-        return {"rope_type": "llama3", "factor": most, **_LLAMA3}
+        for settings in (_LLAMA3, _LLAMA4):
+            expected = llama3_factors(theta, m.head_dim, most, settings)
+            if factors.shape == expected.shape and torch.allclose(factors, expected, rtol=1e-5):
+                return {"rope_type": "llama3", "factor": most, **settings}
+        raise NotImplementedError(f"{NAME}: {FREQUENCIES} in {m.path} must be those of Llama 3 or 4, got others")
     if LONG in m and SHORT in m:
         return {
             "rope_type": "longrope",
@@ -388,9 +398,11 @@ def rope_scaling(m: Metadata, theta: float) -> dict[str, Any]:
     raise NotImplementedError(f"{NAME}: rope.scaling.type in {m.path} must be none, linear or yarn, got {kind!r}")
 
 
-def llama3_factors(theta: float, head_dim: int, factor: float) -> Tensor:
+def llama3_factors(
+    theta: float, head_dim: int, factor: float, settings: Mapping[str, float] = MappingProxyType(_LLAMA3)
+) -> Tensor:
     """Return what Llama 3's rope divides each frequency by, [head_dim / 2] in float64."""
     wavelengths = 2 * math.pi * theta ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    low, high, original = _LLAMA3.values()
-    smooth = ((original / wavelengths - low) / (high - low)).clamp(0, 1)
+    low, high, original = settings.values()
+    smooth = ((original / wavelengths - low) / max(high - low, 1e-300)).clamp(0, 1)
     return 1 / ((1 - smooth) / factor + smooth)

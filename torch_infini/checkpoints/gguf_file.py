@@ -68,6 +68,8 @@ class GGUFFile:
         self.kinds: dict[str, str] = {}
         self._stored: dict[str, _Stored] = {}
         self._parts: dict[str, list[str]] = {}  # names in _stored, of tensors in parts
+        self._of_fields = architecture.from_fields(metadata)
+        self.tensors |= {name: TensorInfo(one.dtype, tuple(one.shape)) for name, one in self._of_fields.items()}
         counts: dict[str, int] = {}
         for info in metadata.infos.values():
             if info.name in _COMPUTED or metadata.is_behind(info.name):
@@ -201,6 +203,8 @@ class GGUFFile:
         return (*rows, last if stored.kind is None else last // KINDS[stored.kind].bytes * KINDS[stored.kind].elements)
 
     def read(self, name: str) -> Tensor:
+        if name in self._of_fields:
+            return self._of_fields[name]
         if name in self._parts:
             return self._whole(name)
         stored = self._stored[name]
@@ -241,6 +245,8 @@ class GGUFFile:
         return one.rows(self._metadata, name, shape[0]), columns
 
     def release(self, name: str) -> None:
+        if name in self._of_fields:
+            return
         for part in self._parts.get(name, [name]):
             self._file.release(self._stored[part].begin, self._stored[part].size)
 

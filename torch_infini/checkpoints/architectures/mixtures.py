@@ -1,6 +1,6 @@
 """Mixtures of experts whose files name their parts alike.
 
-OLMoE, Hunyuan, dots1, GLM 4.5, MiniMax M2, ERNIE 4.5, AFMoE, LFM2.
+OLMoE, Hunyuan, dots1, EXAONE, GLM 4.5, MiniMax M2, ERNIE 4.5, AFMoE, LFM2.
 """
 
 from __future__ import annotations
@@ -44,6 +44,15 @@ def routed(m: Metadata) -> dict[str, Any]:
 
 def _dots1(m: Metadata) -> dict[str, Any]:
     return {**decoder(m, "dots1"), **routed(m), "sliding_window": None}
+
+
+def _exaone_moe(m: Metadata) -> dict[str, Any]:
+    """Its windows are in three layers of four, in which alone positions turn q and k."""
+    types = ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(m.layers)]
+    more = {"num_shared_experts": m.size("expert_shared_count"), "sliding_window": m["attention.sliding_window"]}
+    dense = m.get("leading_dense_block_count", 0)
+    kinds = ["dense" if i < dense else "sparse" for i in range(m.layers)]
+    return {**decoder(m, "exaone_moe"), **routed(m), **more, "layer_types": types, "mlp_layer_types": kinds}
 
 
 def _glm4moe(m: Metadata) -> dict[str, Any]:
@@ -125,6 +134,7 @@ ARCHITECTURES = (
     Architecture("olmoe", _olmoe, _ROUTER, parts=EXPERTS),
     Architecture("hunyuan-moe", _hunyuan, _HUNYUAN_NAMES, parts=EXPERTS),
     Architecture("dots1", _dots1, ROUTED_NAMES, parts=EXPERTS),
+    Architecture("exaone-moe", _exaone_moe, ROUTED_NAMES, parts=EXPERTS),
     Architecture("glm4moe", _glm4moe, _GLM4MOE_NAMES, parts=EXPERTS),
     Architecture("ernie4_5-moe", _ernie4_5_moe, _ERNIE_NAMES, parts=EXPERTS, added={"e_score_correction_bias": 0}),
     Architecture("afmoe", _afmoe, _AFMOE_NAMES, parts=EXPERTS),

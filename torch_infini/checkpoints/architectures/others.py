@@ -1,14 +1,35 @@
 """Dense decoders with names or norms of their own.
 
-OLMo, EXAONE, Seed, StarCoder, StableLM, GLM, Command R, LFM2, Hunyuan, Nemotron, ERNIE.
+OLMo, Phi 2, EXAONE, Seed, StarCoder, StableLM, GLM, Command R, LFM2, Hunyuan, Nemotron, Jais 2, ERNIE.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import POST_NAMES, Architecture, Metadata, decoder, rope, sizes, without_one
+from ..architecture import POST_NAMES, Architecture, Metadata, decoder, interleaved, rope, sizes, without_one
 from ..method import NAME
+
+
+def _olmo(m: Metadata) -> dict[str, Any]:
+    """Its norms have no weights, and an eps of 1e-5 in transformers."""
+    return {
+        "model_type": "olmo",
+        **sizes(m),
+        "clip_qkv": m.get("attention.clamp_kqv"),
+        "attention_bias": "blk.0.attn_q.bias" in m,
+        "rope_parameters": rope(m),
+    }
+
+
+def _phi2(m: Metadata) -> dict[str, Any]:
+    return {
+        "model_type": "phi",
+        **sizes(m),
+        "layer_norm_eps": m["attention.layer_norm_epsilon"],
+        "hidden_act": "gelu_new",
+        "rope_parameters": rope(m, partial=True),
+    }
 
 
 def _olmo2(m: Metadata) -> dict[str, Any]:
@@ -123,10 +144,29 @@ def _nemotron(m: Metadata) -> dict[str, Any]:
     }
 
 
+def _jais2(m: Metadata) -> dict[str, Any]:
+    return {
+        "model_type": "jais2",
+        **sizes(m),
+        "head_dim": m.head_dim,
+        "layer_norm_eps": m["attention.layer_norm_epsilon"],
+        "hidden_act": "relu2",
+        "attention_bias": "blk.0.attn_q.bias" in m,
+        "mlp_bias": "blk.0.ffn_up.bias" in m,
+        "rope_parameters": rope(m),
+    }
+
+
 def _ernie4_5(m: Metadata) -> dict[str, Any]:
     return {**decoder(m, "ernie4_5"), "use_bias": "blk.0.attn_q.bias" in m}
 
 
+_PHI2_NAMES = {
+    "output_norm": "model.final_layernorm",
+    "attn_output": "self_attn.dense",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
 LFM2_NAMES = {
     "token_embd_norm": "model.embedding_norm",
     "output_norm": "model.embedding_norm",
@@ -151,6 +191,8 @@ _GLM4_NAMES = {
 _HUNYUAN_NAMES = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 
 ARCHITECTURES = (
+    Architecture("olmo", _olmo, rows=interleaved),
+    Architecture("phi2", _phi2, _PHI2_NAMES),
     Architecture("olmo2", _olmo2, POST_NAMES),
     Architecture("exaone4", _exaone4, POST_NAMES),
     Architecture("seed_oss", _seed_oss, {"post_attention_norm": "post_attention_layernorm"}),
@@ -161,6 +203,7 @@ ARCHITECTURES = (
     Architecture("cohere2", _cohere2),
     Architecture("hunyuan-dense", _hunyuan, _HUNYUAN_NAMES),
     Architecture("nemotron", _nemotron, values=without_one),
+    Architecture("jais2", _jais2),
     Architecture("ernie4_5", _ernie4_5),
     Architecture("lfm2", lfm2, LFM2_NAMES, added={"conv.conv.weight": 1}),
 )

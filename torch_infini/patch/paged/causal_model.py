@@ -40,7 +40,9 @@ def check_model(model: nn.Module) -> tuple[Any, torch.device]:
     away = next((name for name, tensor in model.named_parameters() if tensor.is_meta), None)
     if away is not None:
         raise ValueError(f"{NAME}: the model must be loaded, got {away} on meta")
+    # Quantized weights are buffers: a model whose norms have no weights (OLMo) may have no parameters.
     devices = sorted({str(tensor.device) for tensor in model.parameters()})
+    devices = devices or sorted({str(tensor.device) for tensor in model.buffers()})
     if len(devices) != 1:
         raise ValueError(f"{NAME}: the model must be on one device, got one on {', '.join(devices) or 'none'}")
     wrong = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype not in FLOATS), None)
