@@ -756,3 +756,11 @@ def test_paged_models(measured: Any, tmp_path: Path) -> None:
     positive = "ratio ratio_32 transformers_tokens_per_second engine_tokens_per_second_32"
     rows = measured(tmp_path / "paged-models.csv", "paged_models.py --quick --families Gemma3", positive)
     assert values(rows, "family", "recorded") == [("Gemma3", "True")]
+
+
+@pytest.mark.full
+def test_continuous(measured: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    positive = "ratio patched_ratio paged_eager_tokens_per_second sdpa_tokens_per_second packed_tokens_per_second"
+    rows = measured(tmp_path / "continuous.csv", "continuous.py --quick --families Llama", positive)
+    assert values(rows, "family") == [("Llama",)]
