@@ -45,8 +45,9 @@ OTHERWISE = {
     "deepseek2/v2": "llama.cpp takes models without q_lora_rank by their number of layers",
     "qwen3moe/fused": "llama.cpp takes it in some architectures alone",
 }
-# What llama.cpp takes as given: as many key heads as heads, one size of MLPs, the sizes of Gemma 3n's models.
+# What llama.cpp takes as given: as many key heads as heads, one size of MLPs, of heads of v, the sizes of Gemma 3n's.
 CHANGES = {
+    "minicpm3": {"v_head_dim": 16},
     **dict.fromkeys(("dots1", "olmoe"), {"num_key_value_heads": 4}),
     "granitehybrid/dense": {"shared_intermediate_size": 96},
     "gemma3n": {

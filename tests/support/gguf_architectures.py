@@ -451,6 +451,26 @@ CASES: dict[str, Case] = {
         conversions.afmoe,
     ),
     "qwen3vl": Case("qwen3", lambda c: {"rope.dimension_sections": [3, 3, 2, 0], "n_deepstack_layers": 3}),
+    "minicpm3": Case(
+        "minicpm3",
+        lambda c: {
+            "attention.q_lora_rank": c.q_lora_rank,
+            "attention.kv_lora_rank": c.kv_lora_rank,
+            "attention.key_length": c.qk_nope_head_dim + c.qk_rope_head_dim,
+            "attention.value_length": None,
+            "rope.dimension_count": c.qk_rope_head_dim,
+        },
+        {
+            **{"q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 32},
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "long_factor": [1.0 + 0.5 * i for i in range(4)],
+                "short_factor": [1.0 + 0.1 * i for i in range(4)],
+                "original_max_position_embeddings": 256,
+            },
+        },
+    ),
     "deepseek2": Case(
         "deepseek_v3",
         lambda c: _latent(c) | _yarn(c) | {"rope.scaling.yarn_log_multiplier": 0.1 * 0.707},
@@ -558,6 +578,7 @@ CASES: dict[str, Case] = {
     "ernie4_5": Case("ernie4_5"),
     "olmo2": Case("olmo2"),
     "olmo2/windows": Case("olmo3", _window),
+    "exaone": Case("exaone"),
     "exaone4": Case("exaone4", _window),
     "seed_oss": Case("seed_oss"),
     "starcoder2": Case("starcoder2", _window, _TIED),

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and what is built like them (Kimi K2, GLM 4.7 Flash): multi-head latent attention.
+"""DeepSeek V2 and V3, and what is built like them (Kimi K2, GLM 4.7 Flash), MiniCPM3: multi-head latent attention.
 
 Files made for its absorbed form have kv_b_proj as two tensors: keys, transposed in each head, and values.
 """
@@ -41,6 +41,36 @@ def _deepseek2(m: Metadata) -> dict[str, Any]:
     return {**found, "model_type": "deepseek_v2", "topk_method": "group_limited_greedy" if has_groups else "greedy"}
 
 
+def _minicpm3(m: Metadata) -> dict[str, Any]:
+    """Its scales are the same in all files, which do not name them; nor the size of a head of v."""
+    rotated, key = m.size("rope.dimension_count"), m.size("attention.key_length")
+    rows = m.rows("blk.0.attn_kv_b.weight")
+    value = rows // m.heads - (key - rotated)
+    if value < 1 or rows % m.heads:
+        raise ValueError(
+            f"{NAME}: attn_kv_b.weight in {m.path} must have rows of {m.heads} heads, each with more than "
+            f"{key - rotated}, got {rows}"
+        )
+    # The lengths that rope was trained with are those of the model.
+    fields = {f"{m.architecture}.rope.scaling.original_context_length": m.size("context_length"), **m.fields}
+    return {
+        "model_type": "minicpm3",
+        **sizes(m),
+        "num_key_value_heads": m.heads,
+        "rms_norm_eps": m["attention.layer_norm_rms_epsilon"],
+        "q_lora_rank": m.size("attention.q_lora_rank"),
+        "kv_lora_rank": m.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": value,
+        "head_dim": rotated,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        "rope_parameters": rope(Metadata(m.path, fields, m.infos)),
+    }
+
+
 def _head_sizes(m: Metadata) -> tuple[int, int]:
     """Return the columns of a head of k and v; files with two tensors for kv_b_proj have other ones for its result."""
     if m.get("attention.key_length_mla"):
@@ -72,6 +102,7 @@ _NAMES = {
 }
 
 ARCHITECTURES = (
+    Architecture("minicpm3", _minicpm3, _NAMES),
     Architecture(
         "deepseek2",
         _deepseek2,

@@ -43,6 +43,10 @@ def _olmo2(m: Metadata) -> dict[str, Any]:
     return {**decoder(m, "olmo3"), "sliding_window": window, "rope_parameters": by_type}
 
 
+def _exaone(m: Metadata) -> dict[str, Any]:
+    return decoder(m, "exaone")
+
+
 def _exaone4(m: Metadata) -> dict[str, Any]:
     window = m.get("attention.sliding_window")
     layers = m.size("block_count")
@@ -194,6 +198,7 @@ ARCHITECTURES = (
     Architecture("olmo", _olmo, rows=interleaved),
     Architecture("phi2", _phi2, _PHI2_NAMES),
     Architecture("olmo2", _olmo2, POST_NAMES),
+    Architecture("exaone", _exaone),
     Architecture("exaone4", _exaone4, POST_NAMES),
     Architecture("seed_oss", _seed_oss, {"post_attention_norm": "post_attention_layernorm"}),
     Architecture("starcoder2", _starcoder2, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
