@@ -261,6 +261,8 @@ def test_parts_of_other_shapes(tmp_path: Path) -> None:
         ("gemma3n", "attention.shared_kv_layers", 4, "must be a number below that of layers, 4, got 4"),
         ("gemma3n", "altup.active_idx", 4, "must be a number below that of inputs, 4, got 4"),
         ("gemma3n", "altup.num_inputs", 3, None),
+        ("jamba", "attention.head_count_kv", 2, "must have an entry for each of 4 layers, got 2"),
+        ("jamba", "ssm.inner_size", 100, "must be a multiple of embedding_length, 64, got 100"),
     ],
 )
 def test_fields_that_contradict(
@@ -272,6 +274,16 @@ def test_fields_that_contradict(
     write(tmp_path / "model.gguf", name)
     of_tensors = r"A_log|in_proj|conv1d|altup_\w+projections|prediction_coefs|must have shape|rows must be|tensors in"
     with pytest.raises(ValueError, match=f"{name}.{field} in .* {rule}" if rule else of_tensors):
+        torch_infini.load(tmp_path / "model.gguf", torch.float32)
+
+
+@pytest.mark.parametrize("heads", [[2, 2, 0, 2], [0, 0, 0, 0], [0, 0, 2, 2]])
+def test_layers_at_unlike_distances(heads: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = CASES["jamba"].fields
+    changed = CASES["jamba"]._replace(fields=lambda c: fields(c) | {"attention.head_count_kv": heads})
+    monkeypatch.setitem(CASES, "jamba", changed)
+    write(tmp_path / "model.gguf", "jamba")
+    with pytest.raises(NotImplementedError, match="layers with attention in .* must be at equal distances, .* of 4"):
         torch_infini.load(tmp_path / "model.gguf", torch.float32)
 
 

@@ -83,6 +83,7 @@ def _caps(c: Any) -> dict[str, Any]:
     }
 
 
+_MAMBA = {"mamba_dt_rank": 32, "mamba_d_state": 16}
 _TIED = {"tie_word_embeddings": True}
 _CAPS = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0}
 _YARN = {"factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32}
@@ -165,6 +166,18 @@ def _hybrid(c: Any) -> dict[str, Any]:
         "ssm.time_step_rank": c.mamba_n_heads,
     }
     return found | (_experts(c) if c.num_local_experts else {})
+
+
+def _jamba(c: Any) -> dict[str, Any]:
+    return {
+        "attention.head_count_kv": [c.num_key_value_heads * (one == "attention") for one in c.layers_block_type],
+        "ssm.conv_kernel": c.mamba_d_conv,
+        "ssm.state_size": c.mamba_d_state,
+        "ssm.inner_size": c.mamba_expand * c.hidden_size,
+        "ssm.time_step_rank": c.mamba_dt_rank,
+        "expert_count": c.num_experts,
+        "expert_used_count": c.num_experts_per_tok,
+    }
 
 
 def _nemotron_h(c: Any) -> dict[str, Any]:
@@ -321,6 +334,18 @@ CASES: dict[str, Case] = {
             **{"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2},
         },
         conversions.falcon_h1,
+    ),
+    "jamba": Case(
+        "jamba",
+        _jamba,
+        {**MORE["jamba"], **_MAMBA, "expert_layer_period": 4, "num_experts_per_tok": 2},
+        conversions.jamba,
+    ),
+    "jamba/dense": Case(
+        "jamba",
+        _jamba,
+        {**_MAMBA, "attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 1, "num_experts_per_tok": 1, **_TIED},
+        conversions.jamba,
     ),
     "nemotron_h": Case(
         "nemotron_h",

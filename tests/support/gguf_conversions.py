@@ -184,6 +184,13 @@ def falcon_h1(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     return found or ([Stored(older, [tensor])] if older != key else None)
 
 
+def jamba(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
+    """Jamba's: the decay itself."""
+    if key.endswith(".A_log"):
+        return [Stored(key, [-tensor.exp()])]
+    return _experts(key, tensor, config) if ".experts." in key else None
+
+
 def ernie_moe(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     if key.endswith("e_score_correction_bias"):
         return [Stored(f"blk.{layer_of(key)}.exp_probs_b.bias", [tensor.squeeze()])]
