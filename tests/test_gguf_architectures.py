@@ -39,7 +39,7 @@ UNREAD = (
     ),
     *("attention_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop", "max_window_layers", "full_attn_idxs"),
     *("initializer_range", "sliding_window_pattern", "router_jitter_noise", "hidden_act", "intermediate_size"),
-    "mamba_chunk_size",
+    *("mamba_chunk_size", "time_step_rank"),
 )
 
 
@@ -80,8 +80,8 @@ def test_architecture(name: str, tmp_path: Path) -> None:
     assert difference <= tolerance(name)
     stored = {name for name, buffer in loaded.named_buffers() if name.endswith("_integers") and buffer.numel()}
     if block_layout("Q8_0") != "dense":
-        # Nemotron-H has attention, a Mamba-2 or an MLP in a layer.
-        least = 2 if name.startswith("nemotron_h") else 4
+        # Nemotron-H has attention, a Mamba-2 or an MLP in a layer, Mamba-2 two products.
+        least = 2 if name.startswith(("nemotron_h", "mamba2")) else 4
         assert len(stored) >= least * dense.config.num_hidden_layers
         experts = [module for module in loaded.modules() if isinstance(module, QuantizedExperts)]
         assert len(experts) == sum(one.endswith("experts.down_proj") for one in dict(dense.named_parameters()))
@@ -262,6 +262,7 @@ def test_parts_of_other_shapes(tmp_path: Path) -> None:
         ("gemma3n", "altup.active_idx", 4, "must be a number below that of inputs, 4, got 4"),
         ("gemma3n", "altup.num_inputs", 3, None),
         ("jamba", "attention.head_count_kv", 2, "must have an entry for each of 4 layers, got 2"),
+        ("mamba2", "ssm.inner_size", 100, "must be a multiple of embedding_length, 64, got 100"),
         ("jamba", "ssm.inner_size", 100, "must be a multiple of embedding_length, 64, got 100"),
     ],
 )

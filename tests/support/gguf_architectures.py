@@ -168,6 +168,20 @@ def _hybrid(c: Any) -> dict[str, Any]:
     return found | (_experts(c) if c.num_local_experts else {})
 
 
+def _mamba(c: Any) -> dict[str, Any]:
+    return {
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "attention.layer_norm_rms_epsilon": c.layer_norm_epsilon,
+        "ssm.conv_kernel": c.conv_kernel,
+        "ssm.state_size": c.state_size,
+        "ssm.inner_size": c.expand * c.hidden_size,
+        "ssm.time_step_rank": c.time_step_rank,
+    }
+
+
 def _jamba(c: Any) -> dict[str, Any]:
     return {
         "attention.head_count_kv": [c.num_key_value_heads * (one == "attention") for one in c.layers_block_type],
@@ -334,6 +348,19 @@ CASES: dict[str, Case] = {
             **{"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2},
         },
         conversions.falcon_h1,
+    ),
+    "mamba": Case("mamba", _mamba, {"intermediate_size": 128, "time_step_rank": 32}, conversions.jamba),
+    "mamba/falcon": Case(
+        "falcon_mamba",
+        lambda c: _mamba(c) | {"ssm.dt_b_c_rms": True},
+        {"intermediate_size": 128, "time_step_rank": 32, "layer_norm_epsilon": 1e-6, **_TIED},
+        conversions.jamba,
+    ),
+    "mamba2": Case(
+        "mamba2",
+        lambda c: _mamba(c) | {"ssm.time_step_rank": c.num_heads, "ssm.group_count": c.n_groups},
+        {**MORE["mamba2"], "n_groups": 2},
+        conversions.mamba2,
     ),
     "jamba": Case(
         "jamba",
@@ -588,7 +615,7 @@ CASES: dict[str, Case] = {
         changes={"rope_parameters": {"rope_type": "default", "rope_theta": 12e6}},
         conversion=conversions.apertus,
         of_model=lambda model: {
-            f"xielu.{name}": [float(getattr(layer.mlp.act_fn, name)) for layer in model.model.layers]
+            f"xielu.{name}": [getattr(layer.mlp.act_fn, name).item() for layer in model.model.layers]
             for name in ("alpha_p", "alpha_n", "beta", "eps")
         },
     ),
@@ -695,9 +722,10 @@ def write(path: Path, name: str, kinds: Callable[[str], str] = lambda name: "Q8_
 
 def _write_fields(writer: Any, config: Any, more: dict[str, Any]) -> None:
     rope = getattr(config, "rope_parameters", None) or {}
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(getattr(config, "max_position_embeddings", 1 << 20))
     writer.add_embedding_length(config.hidden_size)
-    writer.add_head_count(config.num_attention_heads)
+    if "attention.head_count" not in more:
+        writer.add_head_count(config.num_attention_heads)
     usual = {
         "feed_forward_length": "intermediate_size",
         "attention.head_count_kv": "num_key_value_heads",

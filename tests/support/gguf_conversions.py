@@ -172,7 +172,7 @@ def mamba2(key: str, tensor: Tensor, config: Any) -> list[Stored] | None:
     if last == "dt_bias":
         return [Stored(key.replace("dt_bias", "dt_proj.bias"), [tensor])]
     if key.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
-        groups = config.n_groups if config.model_type == "nemotron_h" else config.mamba_n_groups
+        groups = config.n_groups if config.model_type in ("nemotron_h", "mamba2") else config.mamba_n_groups
         return [Stored(key, [tensor.view(groups, -1)])]
     return None
 

@@ -213,6 +213,7 @@ class Architecture:
         stacked: Tensors of the file that are several of the model's, one for each first index: transformers' name, with
             {} for that.
         from_fields: Returns the tensors that files have as fields, by transformers' name.
+        layers: The name of the list of layers in the model.
     """
 
     name: str
@@ -229,13 +230,14 @@ class Architecture:
     flat: tuple[str, ...] = ()
     stacked: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     from_fields: Callable[[Metadata], Mapping[str, Tensor]] = without_fields
+    layers: str = "model.layers"
 
     def name_of(self, name: str) -> str | None:
         """Return transformers' name of a tensor; None for one that is not known."""
         block = name.split(".", 2)
         if block[0] == "blk" and len(block) == 3 and block[1].isdigit():
             found = self._found(block[2])
-            return found and f"model.layers.{block[1]}.{found}"
+            return found and f"{self.layers}.{block[1]}.{found}"
         return self._found(name)
 
     def _found(self, name: str) -> str | None:
@@ -254,7 +256,7 @@ class Architecture:
         fused = [(whole, (_FUSED,)) for whole, names in self.parts.items() if len(names) == 2]
         for whole, names in (*self.parts.items(), *fused, *joined):
             if block[2] in names:
-                return Part(f"model.layers.{block[1]}.{whole}", names.index(block[2]), len(names))
+                return Part(f"{self.layers}.{block[1]}.{whole}", names.index(block[2]), len(names))
         return None
 
     def joined_as(self, name: str) -> Joined | None:

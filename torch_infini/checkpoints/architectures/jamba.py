@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
-from ..architecture import Architecture, Metadata, experts, log_of_decay, sizes
+from ..architecture import Architecture, Metadata, experts, sizes
 from ..method import NAME
+from .mamba import mamba_names
+from .mamba2 import with_log_of_decay
 
 
 def _jamba(m: Metadata) -> dict[str, Any]:
@@ -56,24 +56,19 @@ def _distances(m: Metadata, chosen: Sequence[bool], entry: str, what: str) -> di
     return {f"{entry}_period": period, f"{entry}_offset": first}
 
 
-def _values(name: str, tensor: Tensor) -> Tensor:
-    return log_of_decay(tensor) if name.endswith("A_log") else tensor
-
-
 _NAMES = {
     "output_norm": "model.final_layernorm",
     "ffn_norm": "pre_ff_layernorm",
     **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
     "ffn_gate_inp": "feed_forward.router",
-    "ssm_a": "mamba.A_log",
-    "ssm_d": "mamba.D",
+    **mamba_names("mamba"),
     **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
-    **{f"ssm_{part}": f"mamba.{part}_proj" for part in ("in", "x", "dt", "out")},
-    "ssm_conv1d": "mamba.conv1d",
 }
 _PARTS = {
     "feed_forward.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     "feed_forward.experts.down_proj": ("ffn_down_exps.weight",),
 }
 
-ARCHITECTURES = (Architecture("jamba", _jamba, _NAMES, values=_values, parts=_PARTS, added={"conv1d.weight": 1}),)
+ARCHITECTURES = (
+    Architecture("jamba", _jamba, _NAMES, values=with_log_of_decay, parts=_PARTS, added={"conv1d.weight": 1}),
+)

@@ -102,7 +102,7 @@ def _falcon_h1(m: Metadata) -> dict[str, Any]:
     }
 
 
-def _values(name: str, tensor: Tensor) -> Tensor:
+def with_log_of_decay(name: str, tensor: Tensor) -> Tensor:
     return log_of_decay(tensor) if name.endswith("A_log") else tensor
 
 
@@ -110,7 +110,7 @@ def _values(name: str, tensor: Tensor) -> Tensor:
 _GATE_AND_UP = Joined(("ffn_gate_shexp.weight", "ffn_up_shexp.weight"), others=(("ffn_gate.weight", "ffn_up.weight"),))
 
 
-def _mamba2(name: str) -> dict[str, str]:
+def mamba2_names(name: str) -> dict[str, str]:
     """Return the names of a Mamba-2 module's tensors; `name`: transformers' of the module."""
     return {
         "ssm_a": f"{name}.A_log",
@@ -125,13 +125,13 @@ def _mamba2(name: str) -> dict[str, str]:
 
 _GRANITE_NAMES = {
     **GRANITE_ROUTER,
-    **_mamba2("mamba"),
+    **mamba2_names("mamba"),
     "ffn_down": "shared_mlp.output_linear",
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
 
 _NEMOTRON_NAMES = {
-    **_mamba2("mixer"),
+    **mamba2_names("mixer"),
     "token_embd": "model.embeddings",
     "output_norm": "model.norm_f",
     "attn_norm": "norm",
@@ -147,7 +147,7 @@ _NEMOTRON_NAMES = {
     "ffn_latent_up": "mixer.fc2_latent_proj",
 }
 _FALCON_NAMES = {
-    **_mamba2("mamba"),
+    **mamba2_names("mamba"),
     "output_norm": "model.final_layernorm",
     "ffn_norm": "pre_ff_layernorm.weight",  # which has no last part in files
     "ffn_norm.weight": "pre_ff_layernorm.weight",
@@ -155,7 +155,7 @@ _FALCON_NAMES = {
 }
 _NEMOTRON_EXPERTS = {f"mixer.experts.{part}_proj": (f"ffn_{part}_exps.weight",) for part in ("up", "down")}
 _MAMBA2: dict[str, Any] = {
-    "values": _values,
+    "values": with_log_of_decay,
     "added": {"conv1d.weight": 1},
     "flat": tuple(f"{module}.{last}" for module in ("mamba", "mixer") for last in ("A_log", "D", "norm.weight")),
 }
