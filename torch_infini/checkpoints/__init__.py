@@ -5,7 +5,8 @@ open_checkpoint reads config, tensors and quantized layers; each format's layout
 
 from .agreement import Wanted, check_layers, check_tensors, is_derived
 from .description import QuantizedLayer, layers_of
-from .experts import ExpertsFormat, StoredExperts
+from .expert_layers import ModelExperts, join_experts
+from .experts import DENSE, ExpertsFormat, StoredExperts
 from .files import files_of, read_header, read_object, read_tensors, write_tensors
 from .fill import Layer, Projection, fill
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
@@ -16,10 +17,12 @@ from .saved import StoredLayer, saved_layers
 from .weight import LinearWeight, StoredFormat, Target, TensorInfo
 
 __all__ = [
+    "DENSE",
     "Activations",
     "Checkpoint",
     "StoredFormat",
     "ExpertsFormat",
+    "ModelExperts",
     "StoredExperts",
     "StoredLayer",
     "QuantizedLayer",
@@ -41,6 +44,7 @@ __all__ = [
     "is_derived",
     "is_foreign",
     "is_hub_name",
+    "join_experts",
     "layers_of",
     "method_of",
     "open_checkpoint",

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from .weight import TensorInfo
 
+DENSE = "dense"  # the kind of experts that are no blocks for fused_experts
+
 
 class StoredExperts(NamedTuple):
     """The weights of one product of all experts, each of n rows and k columns.
@@ -37,7 +39,7 @@ class ExpertsFormat(ABC):
 
     Attributes:
         name: The name in errors.
-        kind: The kind of block of linear_blocks, also a name of torch_infini.weights.FORMATS.
+        kind: The kind of block of linear_blocks, also a name of torch_infini.weights.FORMATS; or DENSE.
         parts: What is added to the name of the model's tensor for those that are stored.
         transposed: Whether the model's tensor is [experts, k, n]; else [experts, n, k].
     """
@@ -61,4 +63,7 @@ class ExpertsFormat(ABC):
 
     @abstractmethod
     def blocks(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the weights in blocks, [experts, n, k / elements, bytes] uint8, with exactly the stored values."""
+        """Return the weights in blocks, [experts, n, k / elements, bytes] uint8, with exactly the stored values.
+
+        If `kind` is DENSE, [experts, n, k] of a floating dtype, rounded once.
+        """

@@ -156,6 +156,8 @@ class Checkpoint:
     def blocks(self, name: str) -> Tensor:
         """Return quantized experts in the blocks of their format's kind, [experts, n, k / elements, bytes] uint8.
 
+        If that is DENSE, [experts, n, k].
+
         Args:
             name: A key of `experts`.
         """

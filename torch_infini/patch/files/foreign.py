@@ -30,16 +30,19 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ..._core.progress import DELAY, finish, track
 from ...checkpoints import (
+    DENSE,
     Activations,
     Checkpoint,
     Layer,
     LinearWeight,
+    ModelExperts,
     Projection,
     Wanted,
     check_layers,
     fill,
     find,
     is_derived,
+    join_experts,
     open_checkpoint,
 )
 from ...distributed import TPGroup
@@ -48,7 +51,7 @@ from ..apply import apply
 from ..checks.verify import Verifier
 from ..decoder import find_decoder
 from ..layers import quantized_experts
-from ..layers.experts import Experts, plans_of, weights_of
+from ..layers.experts import Experts, is_transposed, plans_of, weights_of
 from ..layers.quantized_linear import install_weight
 from ..options import PACKED
 from ..ranks.cut import Cut, part_of
@@ -120,6 +123,7 @@ def load(
         if path.is_dir() and not checkpoint.is_quantized and get_model_conversion_mapping(model, add_legacy=False):
             model, quantized = converted_part(path, type(model), model.dtype, tp_group, expert_parallel), []
         else:
+            join_experts(checkpoint, model_experts(model), model.dtype)
             check(model, checkpoint)
             cuts = {} if tp_group is None else split(model, tp_group, expert_parallel)
             quantized = fill_model(model, checkpoint, cuts, progress)
@@ -277,6 +281,16 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
             )
 
 
+def model_experts(model: nn.Module) -> dict[str, ModelExperts]:
+    """Return the modules whose weights have a dimension of experts, and nothing else, by name."""
+    found = {}
+    for name, module in model.named_modules():
+        names = weights_of(module)
+        if module._parameters.keys() == set(names) and all(module.get_parameter(one).dim() == 3 for one in names):
+            found[name] = ModelExperts(names, len(module.get_parameter(names[0])), is_transposed(module))
+    return found
+
+
 class _Tensor:
     """A tensor of the model, or of this rank's part of it: the Destination that checkpoints.fill loads."""
 
@@ -327,7 +341,12 @@ def fill_model(
 
     tensors = dict(model.named_buffers())
     modules = {name: model.get_submodule(name) for name in checkpoint.layers}
-    linears = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
+    # A subclass that computes more than a product (Llama 4's router) gets dense weights.
+    linears = {
+        name: module
+        for name, module in modules.items()
+        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    }
     layers = [Layer(projections(name, module), partial(put, name, module)) for name, module in linears.items()]
     tables = tables_in_blocks(model, checkpoint, modules)
     layers += [Layer(projections(name, one.module), partial(put_table, model, one)) for name, one in tables.items()]
@@ -379,7 +398,7 @@ def fill_experts(
         if verifier is not None and names.keys() == set(weights_of(module)):
             with suppress(Unsupported):
                 plan = verifier.checked(module, Experts, plans_of(module))
-        if plan is not None:
+        if plan is not None and all(checkpoint.experts[name].format.kind != DENSE for name in names.values()):
             buffers, formats = {}, {}
             for last, name in names.items():
                 kind, blocks = checkpoint.experts[name].format.kind, own_blocks(name)
@@ -396,6 +415,9 @@ def fill_experts(
             weight = torch.empty_like(module.get_parameter(last), device="cpu")
             rows = weight.transpose(1, 2) if stored.format.transposed else weight
             for e, own in enumerate(rows):
+                if stored.format.kind == DENSE:
+                    own.copy_(blocks[e])
+                    continue
                 integers = Integers(blocks[e], None, None)
                 own.copy_(FORMATS[stored.format.kind].dequantize(integers, 0, own.shape[0], own.shape[1], dtype))
             module._parameters[last] = nn.Parameter(weight, requires_grad=False)
