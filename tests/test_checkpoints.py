@@ -439,11 +439,11 @@ def test_cut_off_files(tmp_path: Path) -> None:
 
 def test_bad_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "mamba")
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "bert")
     for end in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         end()
     with pytest.raises(
-        ValueError, match=r"general.architecture in .* must be one of afmoe, arcee, .*, starcoder2, got 'mamba'"
+        ValueError, match=r"general.architecture in .* must be one of afmoe, apertus, .*, starcoder2, got 'bert'"
     ):
         opened(tmp_path / "other.gguf")
     path = tmp_path / "model.gguf"
