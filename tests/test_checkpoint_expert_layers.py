@@ -38,7 +38,9 @@ KINDS = {
     "qwen3_moe": {"norm_topk_prob": True, "num_experts_per_tok": 2},
     "deepseek_v3": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "llama4_text": {"num_experts_per_tok": 1, "intermediate_size_mlp": 256},
+    "mixtral": {"num_experts_per_tok": 2},
 }
+OLDER = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", ".mlp.": ".block_sparse_moe."}  # names of Mixtral's
 
 
 def written(folder: Path, format: str, kind: str = "qwen3_moe", inner: int = 128) -> Any:
@@ -69,6 +71,12 @@ def written(folder: Path, format: str, kind: str = "qwen3_moe", inner: int = 128
         for expert, rows in enumerate(of_model):
             for part, own in zip(parts, rows.chunk(len(parts)), strict=True):
                 own.copy_(store(f"{module}.{expert}.{part}", own))
+    if kind == "mixtral":
+        for name in list(state):
+            new = name
+            for part, old in OLDER.items():
+                new = new.replace(part, old)
+            state[new] = state.pop(name)
     config = model.config.to_dict() | {"quantization_config": case.config, "architectures": [type(model).__name__]}
     (folder / "config.json").write_text(json.dumps(config, default=str))
     save_file(state, folder / "model.safetensors")

@@ -40,6 +40,28 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+class Renamed:
+    """A Source whose tensors have other names.
+
+    Args:
+        source: It.
+        names: The new names, by the old ones; each is of one tensor.
+    """
+
+    def __init__(self, source: Source, names: Mapping[str, str]) -> None:
+        self._source, self._old = source, {new: old for old, new in names.items()}
+        self.tensors = {names[old]: info for old, info in source.tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._source.read(self._old[name])
+
+    def release(self, name: str) -> None:
+        self._source.release(self._old[name])
+
+    def close(self) -> None:
+        self._source.close()
+
+
 class MappedFile:
     """A memory-mapped file."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from .agreement import Wanted, check_tensors, is_derived
 from .description import OURS, QuantizedLayer, experts_of, layers_of
 from .experts import StoredExperts
-from .files import SafetensorsFolder, Source, files_of, read_object
+from .files import Renamed, SafetensorsFolder, Source, files_of, read_object
 from .formats import METHODS
 from .gguf_file import open_gguf
 from .hub import find
@@ -74,6 +74,29 @@ class Checkpoint:
             rows = (one.k, one.n) if one.format.transposed else (one.n, one.k)
             whole[name] = TensorInfo(torch.float32, (one.experts, *rows))
         return {name: info for name, info in self.tensors.items() if name not in stored} | whole
+
+    def rename(self, new_name: Callable[[str], str]) -> None:
+        """Call tensors by other names, where the files have those of a model's class of another release.
+
+        Args:
+            new_name: Returns the name of a tensor by that in the file.
+
+        Raises:
+            ValueError: If two tensors would have one name.
+        """
+        names = {name: new_name(name) for name in self.tensors}
+        if all(old == new for old, new in names.items()):
+            return
+        found: dict[str, str] = {}
+        for old, new in names.items():
+            if (other := found.setdefault(new, old)) != old:
+                raise ValueError(f"{NAME}: tensors of {self.path} must have names of their own, got {other} and {old}")
+        self._source = Renamed(self._source, names)
+        layers = {}
+        for layer, stored in self.layers.items():
+            name = new_name(f"{layer}.weight").removesuffix(".weight")
+            layers[name] = stored._replace(names={last: names[tensor] for last, tensor in stored.names.items()})
+        self.layers = layers
 
     def stored_bytes(self, name: str) -> int:
         """Return the size in the checkpoint of a quantized layer or of a tensor."""

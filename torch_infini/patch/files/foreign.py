@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
 
 from ..._core.progress import DELAY, finish, track
 from ...checkpoints import (
@@ -123,6 +124,8 @@ def load(
         if path.is_dir() and not checkpoint.is_quantized and get_model_conversion_mapping(model, add_legacy=False):
             model, quantized = converted_part(path, type(model), model.dtype, tp_group, expert_parallel), []
         else:
+            if path.is_dir():
+                checkpoint.rename(partial(name_in_class, get_model_conversion_mapping(model, add_legacy=False)))
             join_experts(checkpoint, model_experts(model), model.dtype)
             check(model, checkpoint)
             cuts = {} if tp_group is None else split(model, tp_group, expert_parallel)
@@ -279,6 +282,19 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
             raise ValueError(
                 f"{NAME}: {name} in {checkpoint.path} must be a linear layer of the model, got {type(module).__name__}"
             )
+
+
+def name_in_class(mapping: Sequence[Any], name: str) -> str:
+    """Return what transformers' class calls a tensor, whose name in a file may be that of an older release.
+
+    Args:
+        mapping: Of the model, by transformers; its renamings count.
+        name: In the file.
+    """
+    for one in mapping:
+        if type(one) is WeightRenaming:
+            name = one.rename_source_key(name)[0]
+    return name
 
 
 def model_experts(model: nn.Module) -> dict[str, ModelExperts]:
