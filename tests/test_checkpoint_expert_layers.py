@@ -164,3 +164,15 @@ def test_faults(change: Callable[[dict[str, Tensor]], None], says: str, tmp_path
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=says):
         torch_infini.load(tmp_path, torch.float32)
+
+
+def test_two_tensors_of_one_name(tmp_path: Path) -> None:
+    """A file has names of an older release and of this one."""
+    written(tmp_path, "fp8-blocks", "mixtral")
+    state = load_file(tmp_path / "model.safetensors")
+    state["model.layers.0.mlp.gate.weight"] = state["model.layers.0.block_sparse_moe.gate.weight"].clone()
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ValueError, match="tensors of .* must have names of their own, got .*gate.weight and .*gate.wei"
+    ):
+        torch_infini.load(tmp_path, torch.float32)

@@ -97,6 +97,10 @@ class Checkpoint:
             name = new_name(f"{layer}.weight").removesuffix(".weight")
             layers[name] = stored._replace(names={last: names[tensor] for last, tensor in stored.names.items()})
         self.layers = layers
+        self.experts = {
+            new_name(name): one._replace(names={part: names[tensor] for part, tensor in one.names.items()})
+            for name, one in self.experts.items()
+        }
 
     def stored_bytes(self, name: str) -> int:
         """Return the size in the checkpoint of a quantized layer or of a tensor."""
