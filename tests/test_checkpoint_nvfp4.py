@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_infini
-from support.checkpoint_writers import NVFP4, compressed, config_of_compressed, modelopt
+from support.checkpoint_writers import NVFP4, compressed, config_of_compressed, modelopt, modelopt_fp8
 from torch_infini.checkpoints import open_checkpoint
 from torch_infini.checkpoints.formats.nvfp4 import NVFP4 as Format
 
@@ -78,6 +78,20 @@ def test_the_file_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(values(folder), written.values)
 
 
+def test_layers_with_their_own(tmp_path: Path) -> None:
+    """NVFP4 and FP8 in one folder."""
+    first, second = modelopt("a.b", torch.randn(16, 128)), modelopt_fp8("a.c", torch.randn(32, 128))
+    tensors = {
+        f"a.{layer}.{name}": t for layer, one in (("b", first), ("c", second)) for name, t in one.tensors.items()
+    }
+    layers = {"a.b": {"quant_algo": "NVFP4", "group_size": 16}, "a.c": {"quant_algo": "FP8"}}
+    config = {**MODELOPT, "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    safetensors.save_file(tensors, folder_of(tmp_path, {}, config) / "model.safetensors")
+    assert torch.equal(values(tmp_path), first.values)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert torch.equal(checkpoint.weight("a.c", torch.float32).dense(), second.values)
+
+
 def test_columns_that_fill_no_block(tmp_path: Path) -> None:
     """They are dequantized."""
     written = modelopt("a.b", torch.randn(16, 144))
@@ -90,9 +104,18 @@ def test_columns_that_fill_no_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, rule",
     [
-        ({"quant_algo": "W4A8_AWQ"}, "quant_algo in .* must be 'NVFP4' or 'FP8', got 'W4A8_AWQ'"),
-        ({"quant_algo": None}, "quant_algo in .* must be 'NVFP4' or 'FP8', got None"),
+        ({"quant_algo": "W4A8_AWQ"}, "quant_algo in .* must be 'NVFP4' or 'FP8' or 'MIXED_PRECISION', got 'W4A8_AWQ'"),
+        ({"quant_algo": None}, "quant_algo in .* must be 'NVFP4' or 'FP8' or 'MIXED_PRECISION', got None"),
         ({"group_size": 32}, "group_size in .* must be 16 for NVFP4, got 32"),
+        ({"quant_algo": "MIXED_PRECISION"}, "quantized_layers in .* must be an object, got None"),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a.b": {"quant_algo": "INT4"}}},
+            "quantized_layers.a.b.quant_algo in .* must be 'NVFP4' or 'FP8', got 'INT4'",
+        ),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a.c": {"quant_algo": "FP8"}}},
+            r"quantized_layers in .* must have a.b, whose weight is quantized, got \['a.c'\]",
+        ),
         ({"quantization": 3}, r"quantization_config.quantization in .* must be an object, got 3"),
     ],
 )

@@ -101,6 +101,7 @@ class NVFP4(StoredFormat):
         return LinearWeight(KIND.name, blocks)
 
 
+_MIXED = "MIXED_PRECISION"  # quant_algo of a model whose layers have their own
 _MODELOPT = NVFP4("weight", "weight_scale_2", False, "modelopt NVFP4")
 
 
@@ -108,11 +109,25 @@ def _parse(fields: Fields) -> Callable[[str], StoredFormat]:
     """Of NVIDIA ModelOpt: the config's entry, or the file of its own, where the same is an object inside."""
     if fields["quantization"] is not None:
         fields = fields.inside("quantization")
-    algorithm = fields.one_of("quant_algo", ("NVFP4", "FP8"))
+    if fields["quant_algo"] != _MIXED:
+        format = _format(fields, ("NVFP4", "FP8", _MIXED))
+        return lambda name: format
+    layers = fields.inside("quantized_layers")
+    formats = {name: _format(layers.inside(name), ("NVFP4", "FP8")) for name in layers.config}
+
+    def of(name: str) -> StoredFormat:
+        if name not in formats:
+            raise layers.fault("", f"have {name}, whose weight is quantized", [*formats][:5])
+        return formats[name]
+
+    return of
+
+
+def _format(fields: Fields, known: tuple[str, ...]) -> StoredFormat:
+    algorithm = fields.one_of("quant_algo", known)
     if algorithm == "NVFP4" and fields["group_size"] not in (None, SIZE):
         raise fields.fault("group_size", f"be {SIZE} for NVFP4", fields["group_size"])
-    format: StoredFormat = _MODELOPT if algorithm == "NVFP4" else Float8(name="modelopt FP8")
-    return lambda name: format
+    return _MODELOPT if algorithm == "NVFP4" else Float8(name="modelopt FP8")
 
 
 METHODS = (Method("modelopt", ("weight_scale", "weight_scale_2"), _parse, file="hf_quant_config.json"),)
