@@ -235,3 +235,17 @@ def paged_models(rows: Rows) -> Cells:
         many = [number(row, f"{form}_tokens_per_second_32", "{:.0f}") for form in ("transformers", "engine")]
         case = f"{row['family']}, {size}, {row['threads']}"
         yield [case, *rates, number(row, "ratio"), *many, number(row, "ratio_32")]
+
+
+@table(
+    "continuous.csv",
+    "model, threads | paged eager | sdpa | patched | patched, packed | packed to the better of transformers'",
+    "lrrrrr",
+)
+def continuous(rows: Rows) -> Cells:
+    """transformers' generate_batch: 32 requests, tokens a second, by its own attentions and patched."""
+    for row in rows:
+        forms = ("paged_eager", "sdpa", "patched", "packed")
+        rates = [number(row, f"{form}_tokens_per_second", "{:.0f}") for form in forms]
+        case = f"{row['family']}, {float(row['parameters_millions']):.0f}M, {row['threads']}"
+        yield [case, *rates, number(row, "ratio")]
