@@ -39,6 +39,7 @@ KINDS = {
     "deepseek_v3": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "llama4_text": {"num_experts_per_tok": 1, "intermediate_size_mlp": 256},
     "mixtral": {"num_experts_per_tok": 2},
+    "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
 }
 OLDER = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", ".mlp.": ".block_sparse_moe."}  # names of Mixtral's
 
@@ -164,6 +165,18 @@ def test_faults(change: Callable[[dict[str, Tensor]], None], says: str, tmp_path
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=says):
         torch_infini.load(tmp_path, torch.float32)
+
+
+def test_layers_behind_the_last(tmp_path: Path) -> None:
+    """Layers that predict further tokens, quantized too, which transformers' class does not read."""
+    model = written(tmp_path, "fp8-blocks", "glm4_moe")
+    state = load_file(tmp_path / "model.safetensors")
+    behind = {name.replace(".layers.1.", ".layers.92."): t.clone() for name, t in state.items() if ".layers.1." in name}
+    assert any(name.endswith("experts.0.up_proj.weight_scale_inv") for name in behind)
+    save_file(state | behind, tmp_path / "model.safetensors")
+    expected = logits(model)
+    found = logits(torch_infini.load(tmp_path, torch.float32))
+    assert float((found - expected).norm() / expected.norm()) < 3e-6
 
 
 def test_two_tensors_of_one_name(tmp_path: Path) -> None:

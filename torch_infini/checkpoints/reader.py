@@ -102,6 +102,13 @@ class Checkpoint:
             for name, one in self.experts.items()
         }
 
+    def leave_out(self, is_unread: Callable[[str], bool]) -> None:
+        """Forget quantized layers that a model's class does not read, by the names of their weights.
+
+        Their tensors stay in `tensors`.
+        """
+        self.layers = {name: layer for name, layer in self.layers.items() if not is_unread(f"{name}.weight")}
+
     def stored_bytes(self, name: str) -> int:
         """Return the size in the checkpoint of a quantized layer or of a tensor."""
         layer = self.layers.get(name) or self.experts.get(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -126,6 +126,7 @@ def load(
         else:
             if path.is_dir():
                 checkpoint.rename(partial(name_in_class, get_model_conversion_mapping(model, add_legacy=False)))
+                checkpoint.leave_out(is_ignored_by(model))  # such as layers that predict further tokens
             join_experts(checkpoint, model_experts(model), model.dtype)
             check(model, checkpoint)
             cuts = {} if tp_group is None else split(model, tp_group, expert_parallel)
@@ -258,6 +259,12 @@ def not_of_transformers(path: Path, where: str, error: Exception) -> ValueError:
     return ValueError(f"{where}: the config of {path} must be of a model of transformers, got: {cause}")
 
 
+def is_ignored_by(model: nn.Module) -> Callable[[str], bool]:
+    """Return whether a model's class says that it does not read a tensor of this name."""
+    ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    return lambda name: any(pattern.search(name) for pattern in ignored)
+
+
 def check(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Compare names and shapes of the checkpoint with the model's, and check the values of scales.
 
@@ -268,11 +275,10 @@ def check(model: nn.Module, checkpoint: Checkpoint) -> None:
     found = checkpoint.dequantized
     parameters = model.named_parameters(remove_duplicate=False)
     wanted = {name: Wanted(tuple(p.shape)) for name, p in parameters if name in found or name not in tied}
-    buffers = {name for name, _ in model.named_buffers()}
-    ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    buffers, is_ignored = {name for name, _ in model.named_buffers()}, is_ignored_by(model)
 
     def optional(name: str) -> bool:
-        return name in buffers or any(pattern.search(name) for pattern in ignored)
+        return name in buffers or is_ignored(name)
 
     checkpoint.check_model(NAME, wanted, optional)
     modules = dict(model.named_modules())
