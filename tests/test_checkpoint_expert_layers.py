@@ -152,10 +152,13 @@ def infinite(state: dict[str, Tensor]) -> None:
     "change, says",
     [
         (without("layers.1.mlp.experts.3."), "mlp.experts must have 4 experts, as the config has, got 3 gate_proj"),
-        (without("layers.1.mlp.experts.2.up_proj."), "experts.2.up_proj must be quantized, as .*, got a layer that is"),
-        (dense, "experts.2.up_proj must be quantized, as .*experts.0.gate_proj is, got a layer that is not"),
+        (
+            without("layers.1.mlp.experts.2.up_proj."),
+            "experts.2.up_proj must be quantized, as others beside it are, got one that is not",
+        ),
+        (dense, "experts.2.up_proj must be quantized, as others beside it are, got one that is not"),
         (narrow, "experts.2.up_proj must be 128 x 256 in fp8 in blocks, as the first expert, got 64 x 256 in fp8 in"),
-        (infinite, "experts.down_proj 3.0.weight_scale_inv must be finite .*, got inf"),
+        (infinite, "experts.down_proj: 3.down_proj.weight_scale_inv must be finite .*, got inf"),
     ],
 )
 def test_faults(change: Callable[[dict[str, Tensor]], None], says: str, tmp_path: Path) -> None:
@@ -165,6 +168,22 @@ def test_faults(change: Callable[[dict[str, Tensor]], None], says: str, tmp_path
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=says):
         torch_infini.load(tmp_path, torch.float32)
+
+
+def test_an_expert_that_is_no_block(tmp_path: Path) -> None:
+    """A scale of one expert alone is too small for float16, as blocks have it: that product is dense, the other not."""
+    model = written(tmp_path, "pack-quantized")
+    state, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.mlp.experts.3.down_proj"
+    state = {key: value.float() if key.endswith("weight_scale") else value for key, value in state.items()}
+    state[f"{name}.weight_scale"][5] = 1e-9
+    save_file(state, tmp_path / "model.safetensors")
+    with torch.no_grad():
+        model.get_parameter("model.layers.1.mlp.experts.down_proj")[3, 5] = 0  # nearly
+    loaded = torch_infini.load(tmp_path, torch.float32)
+    first, second = experts_of(loaded)
+    assert isinstance(first, QuantizedExperts) and not isinstance(second, QuantizedExperts)
+    expected = logits(model)
+    assert float((logits(loaded) - expected).norm() / expected.norm()) < 3e-6
 
 
 def test_layers_behind_the_last(tmp_path: Path) -> None:

@@ -45,20 +45,21 @@ class LayersOfExperts(ExpertsFormat):
     """The layers of one product, of which those of an expert follow each other along the rows.
 
     Args:
-        layers: The layers of each expert; all of one expert have the same k, and experts are alike.
-        kind: What all of them become: a kind of block, or DENSE.
+        layers: The layers of each expert, by their own names; all of one have the same k, and experts are alike.
+        kind: What all of them become: a kind of block, or DENSE. `blocks` sets DENSE where one of them cannot be
+            that kind.
         dtype: Of dense weights.
         transposed: As ExpertsFormat's.
     """
 
     def __init__(
-        self, layers: Sequence[Sequence[QuantizedLayer]], kind: str, dtype: torch.dtype, transposed: bool
+        self, layers: Sequence[Mapping[str, QuantizedLayer]], kind: str, dtype: torch.dtype, transposed: bool
     ) -> None:
-        self.name, self.kind, self.parts, self.transposed = layers[0][0].format.name, kind, (), transposed
+        self.name, self.kind, self.parts, self.transposed = next(_named(layers))[1].format.name, kind, (), transposed
         self._layers, self._target = layers, _target(dtype)
 
     def size(self, infos: Mapping[str, TensorInfo]) -> tuple[int, int, int] | None:
-        first = self._layers[0]
+        first = [*self._layers[0].values()]
         return len(self._layers), sum(layer.n for layer in first), first[0].k
 
     def expected(self, experts: int, n: int, k: int) -> dict[str, TensorInfo]:
@@ -69,7 +70,7 @@ class LayersOfExperts(ExpertsFormat):
             own = {last: tensors[prefix + last] for last in layer.format.checked_tensors() if last in layer.names}
             fault = layer.format.check(own, layer.n, layer.k)
             if fault is not None:
-                return f" {prefix}{fault[0]}", fault[1], fault[2]
+                return f": {prefix}{fault[0]}", fault[1], fault[2]
         return None
 
     def blocks(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -79,12 +80,10 @@ class LayersOfExperts(ExpertsFormat):
         for prefix, layer in _named(self._layers):
             own = {last: tensors[prefix + last] for last in layer.names}
             weight = layer.format.weight(own, layer.n, layer.k, self._target)
-            if self.kind == DENSE:
-                values = weight.dense(self._target.dtype)
-            elif kind_of(weight) == self.kind:
-                values = weight.weight
-            else:
-                raise ValueError(f"experts must be stored alike, {self.kind}, got {weight.format} of {prefix[:-1]}")
+            if self.kind not in (DENSE, kind_of(weight)):
+                self.kind = DENSE  # such as scales of one expert alone that float16 cannot hold
+                return self.blocks(tensors)
+            values = weight.dense(self._target.dtype) if self.kind == DENSE else weight.weight
             if found is None:
                 found = torch.empty(experts, n, *values.shape[1:], dtype=values.dtype)
             found.flatten(0, 1)[row : row + layer.n] = values
@@ -103,11 +102,11 @@ def _target(dtype: torch.dtype) -> Target:
     return Target(dtype, takes_blocks=True, prefers_blocks=True)
 
 
-def _named(layers: Sequence[Sequence[QuantizedLayer]]) -> Iterator[tuple[str, QuantizedLayer]]:
+def _named(layers: Sequence[Mapping[str, QuantizedLayer]]) -> Iterator[tuple[str, QuantizedLayer]]:
     """Yield the layers in order, with what their tensors' names begin with."""
     for expert, parts in enumerate(layers):
-        for place, layer in enumerate(parts):
-            yield f"{expert}.{place}.", layer
+        for part, layer in parts.items():
+            yield f"{expert}.{part}.", layer
 
 
 def join_experts(checkpoint: Checkpoint, modules: Mapping[str, ModelExperts], dtype: torch.dtype) -> None:
@@ -137,24 +136,24 @@ def _joined(
     there = next(i for i in count() if not any(f"{module}.{i}.{part}" in checkpoint.layers for part in parts))
     if there != own.experts:
         raise ValueError(f"{NAME}: {module} must have {own.experts} experts, as the config has, got {there} {parts[0]}")
-    names = [[f"{module}.{expert}.{part}" for part in parts] for expert in range(own.experts)]
-    missing = next((name for of in names for name in of if name not in checkpoint.layers), None)
-    if missing is not None:
-        raise ValueError(f"{NAME}: {missing} must be quantized, as {names[0][0]} is, got a layer that is not")
-    layers = [[checkpoint.layers[name] for name in of] for of in names]
-    first = layers[0][0]
-    for of, parts_of in zip(names, layers, strict=True):
-        for name, layer, like in zip(of, parts_of, layers[0], strict=True):
-            if (layer.n, layer.k, layer.format.name) != (like.n, first.k, first.format.name):
+    layers = [
+        {part: layer for part in parts if (layer := checkpoint.layers.pop(f"{module}.{expert}.{part}", None))}
+        for expert in range(own.experts)
+    ]
+    for expert, found in enumerate(layers):
+        for part in parts:
+            name = f"{module}.{expert}.{part}"
+            if part not in found:
+                raise ValueError(f"{NAME}: {name} must be quantized, as others beside it are, got one that is not")
+            layer, like, k = found[part], layers[0][part], layers[0][parts[0]].k
+            if (layer.n, layer.k, layer.format.name) != (like.n, k, like.format.name):
                 raise ValueError(
-                    f"{NAME}: {name} must be {like.n} x {first.k} in {first.format.name}, as the first expert, got "
+                    f"{NAME}: {name} must be {like.n} x {k} in {like.format.name}, as the first expert, got "
                     f"{layer.n} x {layer.k} in {layer.format.name}"
                 )
-    for of in names:
-        for name in of:
-            del checkpoint.layers[name]
+    first = layers[0][parts[0]]
     with checkpoint.read(*first.names.values()) as tensors:
         weight = first.format.weight(dict(zip(first.names, tensors, strict=True)), first.n, first.k, _target(dtype))
     stored = {f"{prefix}{last}": tensor for prefix, layer in _named(layers) for last, tensor in layer.names.items()}
     format = LayersOfExperts(layers, kind_of(weight), dtype, own.transposed)
-    return StoredExperts(format, own.experts, sum(layer.n for layer in layers[0]), first.k, stored)
+    return StoredExperts(format, own.experts, sum(layer.n for layer in layers[0].values()), first.k, stored)

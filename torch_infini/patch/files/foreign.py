@@ -420,30 +420,31 @@ def fill_experts(
         if verifier is not None and names.keys() == set(weights_of(module)):
             with suppress(Unsupported):
                 plan = verifier.checked(module, Experts, plans_of(module))
-        if plan is not None and all(checkpoint.experts[name].format.kind != DENSE for name in names.values()):
+        blocks = {}
+        for last, name in names.items():
+            blocks[last] = own_blocks(name)
+            yield
+        kinds = {last: checkpoint.experts[name].format.kind for last, name in names.items()}
+        if plan is not None and DENSE not in kinds.values():
             buffers, formats = {}, {}
-            for last, name in names.items():
-                kind, blocks = checkpoint.experts[name].format.kind, own_blocks(name)
-                formats[last], blocks = experts_in_panels(kind, blocks, dtype)
-                buffers[quantized_experts.integers_name(last)] = blocks
-                yield
+            for last, kind in kinds.items():
+                formats[last], panels = experts_in_panels(kind, blocks.pop(last), dtype)
+                buffers[quantized_experts.integers_name(last)] = panels
             first, down = weights_of(module)
             storage = quantized_experts.QuantizedExpertsPlan(formats[first], 0, dtype, plan, formats[down])
             quantized_experts.install(module, storage, buffers)
             quantized.append(module_name)
             continue
         for last, name in names.items():
-            blocks, stored = own_blocks(name), checkpoint.experts[name]
             weight = torch.empty_like(module.get_parameter(last), device="cpu")
-            rows = weight.transpose(1, 2) if stored.format.transposed else weight
-            for e, own in enumerate(rows):
-                if stored.format.kind == DENSE:
-                    own.copy_(blocks[e])
+            rows = weight.transpose(1, 2) if checkpoint.experts[name].format.transposed else weight
+            for own, stored in zip(rows, blocks.pop(last), strict=True):
+                if kinds[last] == DENSE:
+                    own.copy_(stored)
                     continue
-                integers = Integers(blocks[e], None, None)
-                own.copy_(FORMATS[stored.format.kind].dequantize(integers, 0, own.shape[0], own.shape[1], dtype))
+                n, k = own.shape
+                own.copy_(FORMATS[kinds[last]].dequantize(Integers(stored, None, None), 0, n, k, dtype))
             module._parameters[last] = nn.Parameter(weight, requires_grad=False)
-            yield
 
 
 def stacked(weights: Sequence[LinearWeight]) -> LinearWeight:
