@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 from collections import defaultdict
 from pathlib import Path
 
@@ -183,3 +184,40 @@ def test_more_threads_than_rows() -> None:
         many = torch.ops.infini.rms_norm(x, w)
     with threads_set_to(1):
         assert torch.equal(torch.ops.infini.rms_norm(x, w), many)
+
+
+def test_release_threads() -> None:
+    """The team of the calling thread ends, and the next region has another: OpenMP counts all that there are."""
+    code = """
+import os, time, torch
+from torch_infini._core import library
+tasks = lambda: len(os.listdir("/proc/self/task"))
+x = torch.ones(1 << 20)
+torch.set_num_threads(3)
+x.exp()
+team = tasks()
+library.release_threads()
+for _ in range(500):
+    if tasks() == team - 2:
+        break
+    time.sleep(0.01)
+released = tasks()
+x.exp()
+print(team - released, tasks() - released, torch.get_num_threads())
+"""
+    run = python(code)
+    assert run.stdout.split() == ["2", "2", "3"], run.stderr
+
+
+def test_the_engine_of_a_thread_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that has loaded the model keeps no team beside the engine's."""
+    from torch_infini._core import library
+    from torch_infini.engine import LLM, AsyncLLM
+    from torch_infini.testing.checkpoints import random_model
+
+    random_model("llama").save_pretrained(tmp_path)
+    ended: list[str] = []
+    monkeypatch.setattr(library, "release_threads", lambda: ended.append(threading.current_thread().name))
+    llm = LLM(tmp_path, cache_blocks=16, progress=False)
+    AsyncLLM(llm).close()
+    assert ended == [threading.current_thread().name]

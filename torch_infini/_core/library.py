@@ -14,6 +14,7 @@ import torch
 
 OLDEST_TORCH = (2, 11)
 ROOT = Path(__file__).parent.parent  # INFINI_ROOT: lib/ has the libraries, include/ their C headers
+_PAUSE_SOFT = 1  # omp_pause_soft: settings such as the number of threads stay
 # Tests of the CUDA kernels without a GPU load libraries of another folder, build/native/emulated.
 CHOSEN = os.environ.get("INFINI_LIBRARIES")
 PATH = Path(CHOSEN or ROOT / "lib") / "libtorch_infini.so"
@@ -73,7 +74,8 @@ def require_part(what: str, is_there: bool) -> None:
 
 check_torch(torch.__version__)
 RUNTIME = load(PATH)
-_sees_autograd = ctypes.CDLL(str(PATH)).infiniTorchSeesAutograd
+_TORCH_LIBRARY = ctypes.CDLL(str(PATH))
+_sees_autograd = _TORCH_LIBRARY.infiniTorchSeesAutograd
 _sees_autograd.restype = ctypes.c_bool
 SEES_AUTOGRAD: bool = _sees_autograd()  # whether this torch has what csrc/torch/autograd_torch.cpp asks
 
@@ -99,6 +101,20 @@ def cpu_capabilities() -> list[str]:
 def cpu_tiles() -> str:
     """Why this process has no tile registers (AMX), or that they are emulated; empty where it has them."""
     return RUNTIME.infinirtCpuTilesRefused().decode()
+
+
+def release_threads() -> None:
+    """End the OpenMP threads that wait for parallel regions of the calling thread; its next region starts others.
+
+    A program that computes in another thread from now on calls this. OpenMP's threads wait actively only where all of
+    them, of every thread that has had a region, are no more than the CPUs: with a second team, each region of a step
+    would wake threads that sleep.
+    """
+    pause = getattr(
+        _TORCH_LIBRARY, "omp_pause_resource_all", None
+    )  # of OpenMP 5.0, in the runtime that it is linked to
+    if pause is not None:
+        pause(_PAUSE_SOFT)
 
 
 def emulates_cuda() -> bool:

@@ -13,6 +13,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
+from .._core import library
 from ..distributed import Followers
 from .engine import Engine
 from .llm import LLM, Message, pairs_of
@@ -256,6 +257,7 @@ class _EngineThread:
         self._calls: deque[Callable[[], None]] = deque()
         self._deliver: dict[str, Deliver] = {}
         self._error: RuntimeError | None = None
+        library.release_threads()  # this thread has loaded the model, and computes no more
         self._thread = threading.Thread(target=self._run, name="torch_infini.AsyncLLM", daemon=True)
         self._thread.start()
 
