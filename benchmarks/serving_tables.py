@@ -27,6 +27,7 @@ def serving_peers(rows: Rows) -> Cells:
             if row is None or not row["tokens_per_s"]:
                 cells.append("-")
             else:
-                rate, first, gap = (number(row, key, "{:.3g}") for key in ("tokens_per_s", "ttft_ms", "itl_ms"))
+                first, gap = (number(row, key, "{:.3g}") for key in ("ttft_ms", "itl_ms"))
+                rate = number(row, "tokens_per_s", "{:,.0f}" if float(row["tokens_per_s"]) >= 100 else "{:.3g}")
                 cells.append(f"{rate} ({first}, {gap})")
         yield [", ".join(case), *cells, number(by_case[(*case, "torch_infini")], "infini_ratio")]
