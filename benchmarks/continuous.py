@@ -12,13 +12,11 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-import harness
 import torch
 from harness import Row
-from paged_models import ENDS, QUICK, REQUESTS, SHAPES, TOKENS, prompts_of, seconds
+from paged_models import ENDS, QUICK, REQUESTS, SHAPES, TOKENS, prompts_of, run_families, seconds
 
 from torch_infini import patch_model
 from torch_infini.testing.new_model import new_model
@@ -70,18 +68,9 @@ def measure(name: str, rounds: int, quick: bool) -> Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = harness.new_parser(__doc__, "continuous.csv", rounds=3, quick="a tiny shape and one round")
-    names = harness.names("family", [*MODELS])
-    parser.add_argument("--families", type=names, default=[*MODELS], metavar="A,B", help="default: all")
-    options = parser.parse_args(argv)
     warnings.filterwarnings("ignore", module="transformers")
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
-    rounds = 1 if options.quick else options.rounds
-    cases = (
-        ({"family": name, "threads": torch.get_num_threads()}, partial(measure, name, rounds, options.quick))
-        for name in options.families
-    )
-    harness.run(options, cases)
+    run_families(argv, __doc__, "continuous.csv", [*MODELS], measure)
 
 
 if __name__ == "__main__":

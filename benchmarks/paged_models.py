@@ -113,9 +113,20 @@ def measure(name: str, rounds: int, quick: bool) -> Row:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = harness.new_parser(__doc__, "paged_models.csv", rounds=3, quick="a tiny shape and one round")
-    names = harness.names("family", [*SHAPES])
-    parser.add_argument("--families", type=names, default=[*SHAPES], metavar="A,B", help="default: all")
+    run_families(argv, __doc__, "paged_models.csv", [*SHAPES], measure)
+
+
+def run_families(
+    argv: Sequence[str] | None,
+    doc: str | None,
+    out: str,
+    known: Sequence[str],
+    measure: Callable[[str, int, bool], Row],
+) -> None:
+    """A script's main: its options, and measure(family, rounds, quick) of each family that they choose."""
+    parser = harness.new_parser(doc, out, rounds=3, quick="a tiny shape and one round")
+    names = harness.names("family", known)
+    parser.add_argument("--families", type=names, default=[*known], metavar="A,B", help="default: all")
     options = parser.parse_args(argv)
     rounds = 1 if options.quick else options.rounds
     cases = (

@@ -198,6 +198,19 @@ def test_layers_behind_the_last(tmp_path: Path) -> None:
     assert float((found - expected).norm() / expected.norm()) < 3e-6
 
 
+def test_experts_that_are_not_quantized(tmp_path: Path) -> None:
+    written(tmp_path, "fp8-blocks")
+    state = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in state if ".layers.1.mlp.experts." in name and name.endswith(".weight")]:
+        state[name] = state[name].float()
+        del state[f"{name}_scale_inv"]
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(
+        NotImplementedError, match="must be quantized too, got model.layers.1.mlp.experts.0.gate_proj.w"
+    ):
+        torch_infini.load(tmp_path, torch.float32)
+
+
 def test_two_tensors_of_one_name(tmp_path: Path) -> None:
     """A file has names of an older release and of this one."""
     written(tmp_path, "fp8-blocks", "mixtral")

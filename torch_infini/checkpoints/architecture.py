@@ -147,6 +147,17 @@ def as_stored(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
+def expansion(m: Metadata) -> int:
+    """Return the columns inside a Mamba for each of the model's; ValueError if they are no multiple."""
+    hidden, inner = m.size("embedding_length"), m.size("ssm.inner_size")
+    if inner % hidden:
+        raise ValueError(
+            f"{NAME}: {m.architecture}.ssm.inner_size in {m.path} must be a multiple of embedding_length, {hidden}, "
+            f"got {inner}"
+        )
+    return inner // hidden
+
+
 def without_fields(m: Metadata) -> Mapping[str, Tensor]:
     """Return nothing: all tensors of the model are tensors of the file."""
     return {}
@@ -265,11 +276,17 @@ class Architecture:
 
 
 _FUSED = "ffn_gate_up_exps.weight"  # gate and up of experts
-# `parts` of mixtures whose experts are transformers' usual ones.
-EXPERTS = {
-    "mlp.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-    "mlp.experts.down_proj": ("ffn_down_exps.weight",),
-}
+
+
+def parts_of_experts(name: str) -> dict[str, tuple[str, ...]]:
+    """Return `parts` of experts with gate, up and down; `name`: transformers' of their module in a layer."""
+    return {
+        f"{name}.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+        f"{name}.down_proj": ("ffn_down_exps.weight",),
+    }
+
+
+EXPERTS = parts_of_experts("mlp.experts")  # of most mixtures
 
 
 def sizes(m: Metadata) -> dict[str, Any]:

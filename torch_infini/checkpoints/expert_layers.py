@@ -119,14 +119,20 @@ def join_experts(checkpoint: Checkpoint, modules: Mapping[str, ModelExperts], dt
 
     Raises:
         ValueError: For experts that are missing, or unlike each other.
+        NotImplementedError: For experts that are not quantized.
     """
     found: dict[str, StoredExperts] = {}
     for module, own in modules.items():
         for tensor in own.tensors:
             for parts in PARTS.get(tensor, ()):
-                if f"{module}.0.{parts[0]}" in checkpoint.layers:
+                name = f"{module}.0.{parts[0]}"
+                if name in checkpoint.layers:
                     found[f"{module}.{tensor}"] = _joined(checkpoint, module, own, parts, dtype)
-                    break
+                elif f"{name}.weight" in checkpoint.tensors:
+                    raise NotImplementedError(
+                        f"{NAME}: experts of a quantized checkpoint must be quantized too, got {name}.weight in "
+                        f"{checkpoint.path}, which is not"
+                    )
     checkpoint.experts = {**checkpoint.experts, **found}
 
 

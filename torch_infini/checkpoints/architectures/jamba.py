@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..architecture import Architecture, Metadata, experts, sizes
+from ..architecture import Architecture, Metadata, expansion, experts, parts_of_experts, sizes
 from ..method import NAME
 from .mamba import mamba_names
 from .mamba2 import with_log_of_decay
@@ -13,16 +13,10 @@ from .mamba2 import with_log_of_decay
 
 def _jamba(m: Metadata) -> dict[str, Any]:
     kv = m["attention.head_count_kv"]
-    if not isinstance(kv, list) or len(kv) != m.layers:
+    if not isinstance(kv, list) or [type(heads) for heads in kv] != [int] * m.layers:
         raise ValueError(
             f"{NAME}: {m.architecture}.attention.head_count_kv in {m.path} must have an entry for each of {m.layers} "
-            f"layers, got {kv}"
-        )
-    hidden, inner = m.size("embedding_length"), m.size("ssm.inner_size")
-    if inner % hidden:
-        raise ValueError(
-            f"{NAME}: {m.architecture}.ssm.inner_size in {m.path} must be a multiple of embedding_length, {hidden}, "
-            f"got {inner}"
+            f"layers, a number, got {kv}"
         )
     attention = [bool(heads) for heads in kv]
     mixtures = [f"blk.{i}.ffn_gate_inp.weight" in m for i in range(m.layers)]
@@ -36,7 +30,7 @@ def _jamba(m: Metadata) -> dict[str, Any]:
         **(experts(m) | _distances(m, mixtures, "expert_layer", "experts") if any(mixtures) else dense),
         "mamba_d_state": m.size("ssm.state_size"),
         "mamba_d_conv": m.size("ssm.conv_kernel"),
-        "mamba_expand": inner // hidden,
+        "mamba_expand": expansion(m),
         "mamba_dt_rank": m.size("ssm.time_step_rank"),
         "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in m.infos),
         "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in m.infos),
@@ -64,11 +58,14 @@ _NAMES = {
     **mamba_names("mamba"),
     **{f"ssm_{part}_norm": f"mamba.{part}_layernorm" for part in ("dt", "b", "c")},
 }
-_PARTS = {
-    "feed_forward.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-    "feed_forward.experts.down_proj": ("ffn_down_exps.weight",),
-}
 
 ARCHITECTURES = (
-    Architecture("jamba", _jamba, _NAMES, values=with_log_of_decay, parts=_PARTS, added={"conv1d.weight": 1}),
+    Architecture(
+        "jamba",
+        _jamba,
+        _NAMES,
+        values=with_log_of_decay,
+        parts=parts_of_experts("feed_forward.experts"),
+        added={"conv1d.weight": 1},
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import Architecture, Metadata, decoder, experts, shared_experts
+from ..architecture import Architecture, Metadata, decoder, experts, parts_of_experts, shared_experts
 from ..method import NAME
 
 _WITHOUT_NORMS = 128  # experts of the model whose q and k have no norms
@@ -36,9 +36,7 @@ _NAMES = {
     "ffn_gate_inp": "feed_forward.router",
     **shared_experts("feed_forward.shared_expert"),
 }
-_PARTS = {
-    "feed_forward.experts.gate_up_proj": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
-    "feed_forward.experts.down_proj": ("ffn_down_exps.weight",),
-}
 
-ARCHITECTURES = (Architecture("llama4", _llama4, _NAMES, parts=_PARTS, transposed_experts=True),)
+ARCHITECTURES = (
+    Architecture("llama4", _llama4, _NAMES, parts=parts_of_experts("feed_forward.experts"), transposed_experts=True),
+)

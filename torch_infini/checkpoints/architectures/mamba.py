@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..architecture import Architecture, Metadata
+from ..architecture import Architecture, Metadata, expansion
 from ..method import NAME
 from .mamba2 import mamba2_names, with_log_of_decay
 
 
 def _sizes(m: Metadata) -> dict[str, Any]:
-    hidden, inner = m.size("embedding_length"), m.size("ssm.inner_size")
-    if inner % hidden:
-        raise ValueError(
-            f"{NAME}: {m.architecture}.ssm.inner_size in {m.path} must be a multiple of embedding_length, {hidden}, "
-            f"got {inner}"
-        )
     return {
-        "hidden_size": hidden,
-        "expand": inner // hidden,
+        "hidden_size": m.size("embedding_length"),
+        "expand": expansion(m),
         "num_hidden_layers": m.layers,
         "state_size": m.size("ssm.state_size"),
         "conv_kernel": m.size("ssm.conv_kernel"),
@@ -37,9 +31,13 @@ def _mamba(m: Metadata) -> dict[str, Any]:
 
 
 def _mamba2(m: Metadata) -> dict[str, Any]:
-    heads, inner = m.size("ssm.time_step_rank"), m.size("ssm.inner_size")
+    found, heads, inner = _sizes(m), m.size("ssm.time_step_rank"), m.size("ssm.inner_size")
+    if inner % heads:
+        raise ValueError(
+            f"{NAME}: {m.architecture}.ssm.time_step_rank in {m.path} must divide ssm.inner_size, {inner}, got {heads}"
+        )
     more = {"num_heads": heads, "head_dim": inner // heads, "n_groups": m.size("ssm.group_count")}
-    return {"model_type": "mamba2", **_sizes(m), **more}
+    return {"model_type": "mamba2", **found, **more}
 
 
 def mamba_names(name: str) -> dict[str, str]:

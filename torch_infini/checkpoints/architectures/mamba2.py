@@ -103,6 +103,7 @@ def _falcon_h1(m: Metadata) -> dict[str, Any]:
 
 
 def with_log_of_decay(name: str, tensor: Tensor) -> Tensor:
+    """Return A_log of the decay that files have; other tensors as they are."""
     return log_of_decay(tensor) if name.endswith("A_log") else tensor
 
 

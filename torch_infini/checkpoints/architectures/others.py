@@ -135,30 +135,26 @@ def _hunyuan(m: Metadata) -> dict[str, Any]:
     return decoder(m, "hunyuan_v1_dense")
 
 
-def _nemotron(m: Metadata) -> dict[str, Any]:
+def _squared_relu(m: Metadata, model_type: str) -> dict[str, Any]:
+    """Of decoders with LayerNorm and an MLP without gate."""
     return {
-        "model_type": "nemotron",
+        "model_type": model_type,
         **sizes(m),
         "head_dim": m.head_dim,
-        "norm_eps": m["attention.layer_norm_epsilon"],
         "hidden_act": "relu2",
         "attention_bias": "blk.0.attn_q.bias" in m,
         "mlp_bias": "blk.0.ffn_up.bias" in m,
-        "rope_parameters": rope(m, partial=True),
     }
+
+
+def _nemotron(m: Metadata) -> dict[str, Any]:
+    more = {"norm_eps": m["attention.layer_norm_epsilon"], "rope_parameters": rope(m, partial=True)}
+    return {**_squared_relu(m, "nemotron"), **more}
 
 
 def _jais2(m: Metadata) -> dict[str, Any]:
-    return {
-        "model_type": "jais2",
-        **sizes(m),
-        "head_dim": m.head_dim,
-        "layer_norm_eps": m["attention.layer_norm_epsilon"],
-        "hidden_act": "relu2",
-        "attention_bias": "blk.0.attn_q.bias" in m,
-        "mlp_bias": "blk.0.ffn_up.bias" in m,
-        "rope_parameters": rope(m),
-    }
+    more = {"layer_norm_eps": m["attention.layer_norm_epsilon"], "rope_parameters": rope(m)}
+    return {**_squared_relu(m, "jais2"), **more}
 
 
 def _ernie4_5(m: Metadata) -> dict[str, Any]:
