@@ -19,6 +19,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
@@ -218,8 +219,9 @@ def empty_model(config: PreTrainedConfig, path: Path, dtype: torch.dtype | None,
     named = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     try:
         with _building, torch.device("meta"):
-            known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-            made: Any = None if known else class_named(config.to_dict())
+            made: Any = class_with_images(config)
+            if made is None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+                made = class_named(config.to_dict())
             wanted = named if dtype is None else dtype
             model: PreTrainedModel = (
                 made._from_config(config, dtype=wanted)
@@ -239,6 +241,19 @@ def empty_model(config: PreTrainedConfig, path: Path, dtype: torch.dtype | None,
         with _building:
             model.initialize_weights()  # sets the buffers that no checkpoint has; parameters stay on meta
     return model
+
+
+def class_with_images(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """Return the class of a config whose model reads images beside text; None if there is none.
+
+    Where transformers has a class for its text alone too, `architectures` decides.
+    """
+    found: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    if isinstance(found, tuple):
+        found = found[0]
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and found is not None:
+        return found if found.__name__ in (config.architectures or ()) else None
+    return found
 
 
 def class_named(config: Mapping[str, Any]) -> type[PreTrainedModel] | None:

@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from ...checkpoints import Activations
 from ...distributed import TPGroup
@@ -24,8 +27,13 @@ _logger = logging.getLogger("torch_infini")
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
-    """Return whether transformers has a causal language model of a config's model_type, or of its architectures."""
-    return config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or class_named(config) is not None
+    """Return whether transformers has a model that continues texts of a config's model_type, or of its architectures.
+
+    Those that read images too are among them.
+    """
+    kind = config.get("model_type")
+    known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return known or class_named(config) is not None
 
 
 def load_served_model(
