@@ -1,28 +1,77 @@
-"""Models that read images beside text: folders of them, and their tokens with and without images."""
+"""Models that read images beside text: folders of them, and their tokens with and without images.
+
+Of each family: alone, in batches, in chunks that cut images, with reused prefixes, under preemption.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from support.image_models import GEMMA3, IMAGE_FAMILIES, LLAVA, QWEN2_5_VL, QWEN3_VL, ImageFamily
 from support.rounding import assert_likeliest, sums_of
-from torch_infini import LLM, SamplingParams
-from torch_infini.testing.image_models import GEMMA3, IMAGE_FAMILIES, ImageFamily
+from torch_infini import LLM, AsyncLLM, SamplingParams
+from torch_infini.engine import images as reading
+from torch_infini.engine.images import PromptWithImages
+from torch_infini.testing.checkpoints import random_model, save_tokenizer
 
 pytest.importorskip("transformers")
+Image = pytest.importorskip("PIL.Image")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
-EVERY = pytest.mark.parametrize("family", (*IMAGE_FAMILIES, GEMMA3), ids=lambda family: family.kind)
+EVERY = pytest.mark.parametrize("family", IMAGE_FAMILIES, ids=lambda family: family.kind)
+WITH_GEMMA = pytest.mark.parametrize("family", (*IMAGE_FAMILIES, GEMMA3), ids=lambda family: family.kind)
 COUNT = 8
 
 
-def greedy(count: int = COUNT) -> SamplingParams:
-    return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+def greedy(count: int = COUNT, **settings: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True, **settings)
 
 
-@EVERY
+def image(seed: int, width: int = 60, height: int = 90) -> Any:
+    """An image of noise."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (height * width * 3,), generator=generator, dtype=torch.uint8)
+    return Image.frombytes("RGB", (width, height), bytes(pixels.tolist()))
+
+
+def png(of: Any) -> bytes:
+    file = io.BytesIO()
+    of.save(file, "PNG")
+    return file.getvalue()
+
+
+def url(of: Any) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(of)).decode()}"
+
+
+def with_images(text: str, *images: Any) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": list(images)}} if images else {"prompt": text}
+
+
+def assert_continues(model: Any, llm: LLM, prompts: list[dict[str, Any]], outputs: list[Any]) -> None:
+    """Each output's tokens are the likeliest by one ordinary call of the model, but for what rounding may decide."""
+    sums = sums_of(model.config.get_text_config())
+    for prompt, output in zip(prompts, outputs, strict=True):
+        read = llm.engine.prompts.with_images(prompt)
+        inputs = dict(read.inputs) if isinstance(read, PromptWithImages) else {}
+        ids = torch.tensor([output.prompt_token_ids + output.token_ids[:-1]])
+        if "mm_token_type_ids" in inputs:
+            of_prompt = inputs["mm_token_type_ids"]
+            more = ids.shape[1] - of_prompt.shape[1]
+            inputs["mm_token_type_ids"] = torch.cat([of_prompt, of_prompt.new_zeros(1, more)], 1)
+        with torch.no_grad():
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **inputs).logits
+        assert_likeliest(torch.tensor(output.token_ids), logits[0, len(output.prompt_token_ids) - 1 :], *sums)
+
+
+@WITH_GEMMA
 def test_folders_of_text(family: ImageFamily, tmp_path: Path) -> None:
     """A folder continues texts, dense and quantized, in recorded steps."""
     model = family.save(tmp_path)
@@ -37,3 +86,185 @@ def test_folders_of_text(family: ImageFamily, tmp_path: Path) -> None:
     assert llm.engine.model.is_recordable
     [output] = LLM(tmp_path, quantization="int8").generate(given[:1], greedy())
     assert len(output.token_ids) == COUNT
+
+
+@EVERY
+def test_tokens(family: ImageFamily, tmp_path: Path) -> None:
+    """Alone, beside texts and other images, behind a reused prefix, and under preemption: those of the model itself."""
+    model = family.save(tmp_path)
+    mark = family.image_mark
+    llm = LLM(tmp_path, block_size=4, chunk_size=8)
+    given = [
+        with_images(f"first {mark} and {mark}.", image(0), image(1, 120, 40)),
+        with_images("a text"),
+        with_images(f"{mark}", image(2)),
+        with_images(f"first {mark} or {mark}.", image(0), image(3, 56, 56)),
+    ]
+    together = llm.generate(given, greedy())
+    assert_continues(model, llm, given, together)
+    assert llm.engine.model.is_recordable
+    before = llm.metrics().reused_tokens
+    again = llm.generate(given[:1], greedy())
+    assert again[0].token_ids == together[0].token_ids and llm.metrics().reused_tokens > before
+    many = [with_images(f"{'word ' * i}{mark}", image(i, 56, 56)) for i in range(3)]
+    blocks = sum(-(-len(llm.engine.prompts.with_images(prompt)) // 4) for prompt in many)
+    few = LLM(tmp_path, block_size=4, cache_blocks=blocks + 3, enable_prefix_caching=False)
+    assert_continues(model, few, many, few.generate(many, greedy()))
+    assert few.metrics().preemptions > 0
+
+
+@EVERY
+def test_prefixes_of_images(family: ImageFamily, tmp_path: Path) -> None:
+    """An image that differs in one pixel shares the text before it, and no token of its own."""
+    family.save(tmp_path)
+    llm = LLM(tmp_path, block_size=4, chunk_size=4)
+    text = f"{'word ' * 4}{family.image_mark} end"
+    first = image(0, 56, 56)
+    other = first.copy()
+    other.putpixel((0, 0), tuple(255 - x for x in first.getpixel((0, 0))))
+    llm.generate(with_images(text, first), greedy())
+    [output] = llm.generate(with_images(text, other), greedy())
+    at = output.prompt_token_ids.index(family.image_id)
+    assert at - 4 < output.num_cached_tokens <= at
+    [output] = llm.generate(with_images(text, first), greedy())
+    assert output.num_cached_tokens > at + 4
+
+
+def test_chat(tmp_path: Path) -> None:
+    """Parts of OpenAI's, vLLM's and transformers' form are one prompt; texts of templates that read parts stay."""
+    model = QWEN2_5_VL.save(tmp_path)
+    llm = LLM(tmp_path)
+    seen = image(0)
+    forms: tuple[dict[str, Any], ...] = (
+        {"type": "image_url", "image_url": {"url": url(seen)}},
+        {"type": "image_pil", "image_pil": seen},
+        {"type": "image", "image": png(seen)},
+    )
+    question = {"type": "text", "text": "what?"}
+    conversations = [[{"role": "user", "content": [form, question]}] for form in forms]
+    outputs = llm.chat(conversations, greedy())
+    prompt = outputs[0].prompt
+    assert prompt.startswith(f"user: {QWEN2_5_VL.image_mark}what?") and prompt.endswith("assistant:")
+    assert_continues(model, llm, [with_images(prompt, seen)] * 3, outputs)
+    assert len({tuple(output.prompt_token_ids) for output in outputs}) == 1
+    only_parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}|{% endfor %}"
+    [output] = llm.chat([{"role": "user", "content": "hello"}], greedy(), chat_template=only_parts)
+    assert llm.get_tokenizer().decode(output.prompt_token_ids) == "hello|"
+
+
+def test_a_loaded_model_and_its_processor(tmp_path: Path) -> None:
+    """LLM(model, tokenizer=processor): the processor reads images; without one a sentence says what is missing."""
+    model = LLAVA.save(tmp_path)
+    processor = LLM(tmp_path).engine.prompts.images.processor
+    llm = LLM(LLAVA.build(), tokenizer=processor)
+    given = [with_images(f"see {LLAVA.image_mark}", image(0))]
+    assert_continues(model, llm, given, llm.generate(given, greedy()))
+    with pytest.raises(ValueError, match="must have processor_config.json or preprocessor_config.json"):
+        LLM(LLAVA.build(), tokenizer=processor.tokenizer).generate(given, greedy())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"enforce_eager": True}, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, {"n": 3}],
+    ids=["eager", "guesses", "samples"],
+)
+def test_ways_to_the_same_tokens(settings: dict[str, Any], tmp_path: Path) -> None:
+    QWEN3_VL.save(tmp_path)
+    given = [with_images(f"see {QWEN3_VL.image_mark} now now now", image(0)), with_images("now now now now")]
+    expected = [output.token_ids for output in LLM(tmp_path).generate(given, greedy(24))]
+    n = settings.pop("n", 1)
+    outputs = LLM(tmp_path, **settings).generate(given, greedy(24, n=n))
+    assert [output.outputs[i].token_ids for output in outputs for i in range(n)] == [
+        e for e in expected for _ in range(n)
+    ]
+
+
+def test_async(tmp_path: Path) -> None:
+    LLAVA.save(tmp_path)
+    given = with_images(f"see {LLAVA.image_mark}", image(0))
+    [expected] = LLM(tmp_path).generate(given, greedy())
+
+    async def run() -> None:
+        async with AsyncLLM(tmp_path) as llm:
+            texts = [llm.generate([5, 6, 7], greedy()) for _ in range(3)]
+            output, *_ = await asyncio.gather(llm.generate(given, greedy()), *texts)
+            assert output.token_ids == expected.token_ids
+            with pytest.raises(ValueError, match="must have at most"):
+                await llm.generate(with_images(f"see {LLAVA.image_mark}", image(0, 9000, 9000)), greedy())
+
+    asyncio.run(run())
+
+
+def test_seen_by_each_other(tmp_path: Path) -> None:
+    """Gemma 3's images, whose tokens see later ones, are refused with the reason, and other requests go on."""
+    GEMMA3.save(tmp_path)
+    llm = LLM(tmp_path)
+    with pytest.raises(ValueError, match="see each other in its attention"):
+        llm.generate([with_images("a"), with_images(f"see {GEMMA3.image_mark}", image(0))], greedy())
+    assert len(llm.generate(with_images("a"), greedy())[0].token_ids) == COUNT
+
+
+MARK = LLAVA.image_mark
+BAD: tuple[tuple[Any, str], ...] = (
+    (with_images("no mark", image(0)), "the model's processor must take text and images"),
+    (with_images(f"{MARK}{MARK}", image(0)), "the model's processor must take text and images"),
+    (with_images(MARK, b"no image"), "image 0 must be a file of PNG, JPEG, WEBP, GIF, BMP, got UnidentifiedImageError"),
+    (with_images(MARK, png(image(0))[:300]), "image 0 must be whole"),
+    (with_images(MARK, b""), "image 0 must be a file of"),
+    (with_images(MARK, "path.png"), "image 0 must be an image of Pillow or the bytes of a file, got str"),
+    (with_images(MARK * 3, *[image(0)] * 3), "a prompt must have at most 2 images"),
+    (
+        {"prompt_token_ids": [1, 2], "multi_modal_data": {"image": image(0)}},
+        "prompt must be a text where it has images",
+    ),
+    ({"prompt": "a", "multi_modal_data": {"video": []}}, "multi_modal_data must be"),
+    ({"prompt": "a", "multi_modal_data": [image(0)]}, "multi_modal_data must be"),
+)
+
+
+def test_bad_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence each; what has to be known is read before anything is decoded."""
+    LLAVA.save(tmp_path)
+    llm = LLM(tmp_path, limit_mm_per_prompt={"image": 2})
+    for prompt, rule in BAD:
+        with pytest.raises(ValueError, match=rule):
+            llm.generate(prompt, greedy())
+    monkeypatch.setattr(reading, "MAX_PIXELS", 60 * 90)
+    with pytest.raises(ValueError, match="at most 5400 pixels in all, got 10800"):
+        llm.generate(with_images(MARK * 2, image(0), image(1)), greedy())
+    whole = with_images(MARK, image(0))
+    with pytest.raises(ValueError, match="truncate_prompt_tokens must be None for a prompt with images"):
+        llm.generate(whole, greedy(truncate_prompt_tokens=3))
+    with pytest.raises(ValueError, match="a prompt that becomes a vector must have no images"):
+        llm.embed(whole)
+    chat = lambda part: llm.chat([{"role": "user", "content": [part]}])
+    for bad in ("https://example.com/a.png", "file:///etc/passwd", "data:text/plain;base64,AAAA", 5):
+        with pytest.raises(ValueError, match="an image's url must be a data URL"):
+            chat({"type": "image_url", "image_url": {"url": bad}})
+    with pytest.raises(ValueError, match="data URL must be base64"):
+        chat({"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}})
+    with pytest.raises(ValueError, match="must have image, an image of Pillow"):
+        chat({"type": "image", "path": "a.png"})
+    assert len(llm.generate(whole, greedy())[0].token_ids) == COUNT
+    for wrong in ({"video": 1}, {"image": -1}, {"image": True}, [1]):
+        with pytest.raises(ValueError, match="limit_mm_per_prompt must be"):
+            LLM(tmp_path, limit_mm_per_prompt=wrong)
+
+
+def test_a_model_of_text(tmp_path: Path) -> None:
+    model = random_model("llama")
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, model.config.vocab_size)
+    llm = LLM(tmp_path)
+    with pytest.raises(ValueError, match=r"must have no images for this model \(Llama reads text alone\)"):
+        llm.generate(with_images("a", image(0)), greedy())
+    with pytest.raises(ValueError, match="must have no images for this model"):
+        llm.chat([{"role": "user", "content": [{"type": "image", "image": image(0)}]}])
+
+
+def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LLAVA.save(tmp_path)
+    llm = LLM(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(ValueError, match=r"images need Pillow \(pip install torch_infini\[images\]\)"):
+        llm.generate(with_images(MARK, b""), greedy())

@@ -15,8 +15,9 @@ from typing import Any
 
 from .._core import library
 from ..distributed import Followers
+from .chat import Message
 from .engine import Engine
-from .llm import LLM, Message, pairs_of
+from .llm import LLM, pairs_of
 from .loop_calls import LoopCalls
 from .lora import LoRARequest
 from .outputs import (

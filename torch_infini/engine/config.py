@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -42,6 +43,7 @@ class EngineConfig:
         max_lora_rank: The largest rank of an adapter; smaller ones take as much memory and time.
         speculative_config: How next tokens are guessed, so that a step may give several; a SpeculativeConfig, or a
             mapping of its fields. The tokens are those without. None: a step gives one token of each sequence.
+        limit_mm_per_prompt: {"image": the most images of a prompt}; None: any number.
     """
 
     max_num_seqs: int = 32
@@ -59,6 +61,12 @@ class EngineConfig:
     max_loras: int = 4
     max_lora_rank: int = 16
     speculative_config: SpeculativeConfig | None = None
+    limit_mm_per_prompt: Mapping[str, int] | None = None
+
+    @property
+    def max_images(self) -> int | None:
+        """The most images of a prompt; None: any number."""
+        return None if self.limit_mm_per_prompt is None else self.limit_mm_per_prompt.get("image")
 
     @property
     def max_rows(self) -> int:
@@ -95,6 +103,16 @@ class EngineConfig:
             raise ValueError(
                 f'torch_infini.EngineConfig: kv_cache_dtype must be "int8" or None (the model\'s), got '
                 f"{self.kv_cache_dtype!r}"
+            )
+        limits = self.limit_mm_per_prompt
+        if limits is not None and (
+            not isinstance(limits, Mapping)
+            or set(limits) - {"image"}
+            or not all(is_integer(value) and value >= 0 for value in limits.values())
+        ):
+            raise ValueError(
+                f'torch_infini.EngineConfig: limit_mm_per_prompt must be {{"image": at least 0}} or None, '
+                f"got {limits!r}"
             )
         if self.cache_bytes is not None and self.cache_blocks is not None:
             raise ValueError(

@@ -22,12 +22,14 @@ from .blocks import BlockManager
 from .config import CACHE_BYTES, EngineConfig
 from .draft_model import ModelDrafts
 from .encoder import Encoder, EncoderRunner, NoCache, encoder_config
+from .errors import described
 from .grammar import Grammars, Matcher
+from .images import PromptWithImages, keys_of
 from .lora import AdapterSlots, LoRARequest
 from .model import ServedModel, is_served_model
 from .outputs import Finish, Metrics, RequestOutput, TokenLogprobs
 from .pooling import SCORE, PoolingParams, ScoreParams
-from .prompts import Prompt, Prompts, described, parts_of
+from .prompts import Prompt, Prompts, parts_of
 from .runner import ChunkInput, Runner, TPRunner
 from .sampler import Row, Sampled, Sampler, log_softmax, most_likely, resolve_seeds
 from .sampling_params import SamplingParams
@@ -221,7 +223,8 @@ class Engine:
 
         Args:
             prompt: Text, which needs a tokenizer, or token ids; also as {"prompt": text} or {"prompt_token_ids": ids}.
-                Or a Request of new_request, which has its own params.
+                With images {"prompt": text, "multi_modal_data": {"image": image or images}}, images of Pillow. Or a
+                Request of new_request, which has its own params.
             params: None: the model's defaults, SamplingParams(**self.sampling).
             id: The request's id; None: a new one.
             lora_request: The request's adapter, which is read if no slot has it; None: none. Needs enable_lora.
@@ -269,7 +272,12 @@ class Engine:
         params = POOLED if pooling is not None else self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
+        prompt = self.prompts.with_images(prompt)
+        images = prompt if isinstance(prompt, PromptWithImages) else None
         text, ids = parts_of(prompt)
+        if images is not None:
+            self._check_images(params, pooling)
+            text = images.text
         if pooling is not None:
             ids = self.prompts.encode_pooled(text if ids is None else ids, pooling)  # type: ignore[arg-type]  # one is not None
         elif ids is None:
@@ -282,6 +290,7 @@ class Engine:
             else min(self.max_model_len, len(tokens) + params.max_tokens)
         )
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text, pooling=pooling)
+        request.images = None if images is None else images.inputs
         request.types = None if types is None else list(types)
         request.switch = self.model.rotary_switch
         request.bad_words = self.prompts.tokenize_bad_words(params)
@@ -292,6 +301,15 @@ class Engine:
             self._adapters.use(lora_request, request, self._runner)  # type: ignore[arg-type]  # no encoder
         request.sequences.append(self._new_sequence(request, 0))
         return request
+
+    def _check_images(self, params: SamplingParams, pooling: PoolingParams | None) -> None:
+        """Raise ValueError if a request with images asks for what it cannot have."""
+        if pooling is not None:
+            raise ValueError(f"{_NAME}: a prompt that becomes a vector must have no images, got some")
+        if params.truncate_prompt_tokens is not None:
+            rule = "truncate_prompt_tokens must be None for a prompt with images"
+            raise ValueError(f"{_NAME}: {rule}, got {params.truncate_prompt_tokens}")
+        self.prompts.images.check()
 
     def check_generates(self) -> None:
         """Raise ValueError for a model that generates nothing."""
@@ -345,6 +363,9 @@ class Engine:
     def submit(self, request: Request, id: str) -> str:
         """Add a Request of new_request under an id that no other request has; return the id."""
         self._repair()
+        if request.images is not None:
+            request.embedded = self.model.embed(request.prompt, request.images)  # type: ignore[attr-defined]  # it reads images
+            request.images, request.keys = None, keys_of(request.prompt, request.embedded)
         self._number += 1
         request.id, request.number, request.arrived = id, self._number, time.perf_counter()
         try:
@@ -711,6 +732,7 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
     sequence, start, num_tokens, draft = chunk
     end = start + num_tokens
     request = sequence.request
+    embedded = request.embedded if start < len(request.prompt) else None
     # Once tokens were generated they are known; a sequence that became long would compute others.
     all_wanted = (
         request.params.prompt_logprobs is not None
@@ -731,4 +753,6 @@ def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
         request.types,
         isinstance(request.pooling, ScoreParams),
         bool(draft),
+        sequence.shift,
+        embedded,
     )

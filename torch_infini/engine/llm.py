@@ -16,6 +16,8 @@ from torch import nn
 
 from .._core.progress import track
 from ..models import Llama
+from .chat import MESSAGES, Message, chat_prompt
+from .chat import NAME as CHAT
 from .encoder import Encoder
 from .engine import Engine
 from .loading import load_draft, load_served
@@ -33,7 +35,7 @@ from .outputs import (
     score_of,
 )
 from .pooling import SCORE, Pooling
-from .prompts import Prompt, described
+from .prompts import Prompt
 from .sampling_params import SamplingParams
 from .sequence import Request
 from .vllm_arguments import engine_config
@@ -42,9 +44,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Output = TypeVar("Output")
-Message = Mapping[str, Any]  # {"role": ..., "content": ...}
-_CHAT = "torch_infini.LLM.chat"
-_MESSAGES = 'messages must be a list of mappings, {"role": ..., "content": ...}, at least one'
 
 
 class LLM:
@@ -55,7 +54,8 @@ class LLM:
             Llama, or a loaded causal language model of transformers, which is patched by patch_model unless it already
             is. llama, mistral, qwen2 and qwen3 folders are read into a Llama; other types run through transformers' own
             forward over the engine's cache (docs/engine.md). Quantized checkpoints: docs/checkpoints.md.
-        tokenizer: A transformers tokenizer, or its folder or name; None: that of the model's folder, if it has one.
+        tokenizer: A transformers tokenizer, or its folder or name; None: that of the model's folder, if it has one. A
+            processor of transformers has a tokenizer too, and reads images instead of the folder's.
             Without a tokenizer, prompts are token ids. Code of the folder (auto_map) is never run: a tokenizer that
             needs it must be passed here.
         quantization: "int8" or "int4" (or another name of torch_infini.weights): linear layers are quantized to it
@@ -118,7 +118,7 @@ class LLM:
             raise ValueError(f"torch_infini.LLM: seed must be an integer or None, got {seed!r}")
         if gpu_memory_utilization is not None and config.cache_bytes is None and config.cache_blocks is None:
             cache_bytes_of(gpu_memory_utilization, "cpu")  # rejects an invalid value before the model is read
-        served, tokenizer, sampling, pooling = load_served(
+        served, tokenizer, sampling, pooling, images = load_served(
             model,
             tokenizer,
             quantization,
@@ -130,6 +130,7 @@ class LLM:
             progress,
             runner,
             enable_expert_parallel,
+            config.max_images,
         )
         if isinstance(served, Encoder) and config.max_model_len is None and pooling.max_seq_length is not None:
             config = replace(config, max_model_len=min(pooling.max_seq_length, served.config.max_position_embeddings))
@@ -141,6 +142,8 @@ class LLM:
         draft = None if guesses is None else load_draft(guesses, served.dtype, served.device, progress)
         self.engine = Engine(served, tokenizer, config, sampling, seed, draft)
         self.engine.prompts.pooling = pooling
+        if images is not None:
+            self.engine.prompts.images = images
         self._lock = threading.RLock()
         self._readers: dict[str, weakref.ref[_Reader]] = {}
         self._stepping = False
@@ -157,6 +160,8 @@ class LLM:
 
         Args:
             prompts: A text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}, or several of them.
+                With images {"prompt": text, "multi_modal_data": {"image": image or images}}: images of Pillow, in the
+                order of their marks in the text.
             sampling_params: For all prompts, or one for each; None: the model's defaults (generation_config).
             use_tqdm: Whether to show a progress bar, if stderr is a terminal; None: if there are several prompts.
             lora_request: The adapter of all prompts, or one (or None) for each; None: none. Needs enable_lora=True.
@@ -243,7 +248,9 @@ class LLM:
         """Answer conversations.
 
         Args:
-            messages: [{"role": "user", "content": "..."}, ...], or several such lists.
+            messages: [{"role": "user", "content": "..."}, ...], or several such lists. Content may be a list of parts:
+                {"type": "text", "text": ...}, and for images {"type": "image_url", "image_url": {"url": data URL}} or
+                {"type": "image", "image": image of Pillow}.
             sampling_params, use_tqdm, lora_request: As generate.
             chat_template: Replaces the tokenizer's.
             add_generation_prompt: Whether the prompt ends with the beginning of an answer.
@@ -431,11 +438,11 @@ class LLM:
         if isinstance(conversations, SequenceOf) and conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
         if not isinstance(conversations, SequenceOf) or isinstance(conversations, (str, bytes)):
-            raise ValueError(f"{_CHAT}: {_MESSAGES}, or a list of such lists, got {messages!r}")
+            raise ValueError(f"{CHAT}: {MESSAGES}, or a list of such lists, got {messages!r}")
         return [self.chat_prompt(conversation, template) for conversation in conversations]
 
     def chat_prompt(self, messages: SequenceOf[Message], template: Mapping[str, Any] | None = None) -> list[int]:
-        """Return the tokens of a conversation up to the assistant's answer.
+        """Return the tokens of a conversation up to the assistant's answer, a PromptWithImages if it has images.
 
         Args:
             messages: One conversation, as in chat.
@@ -444,24 +451,7 @@ class LLM:
         Raises:
             ValueError: If there is no chat template, or it rejects the messages.
         """
-        is_list = isinstance(messages, SequenceOf) and len(messages) > 0
-        if not is_list or not all(isinstance(message, Mapping) and "role" in message for message in messages):
-            raise ValueError(f"{_CHAT}: {_MESSAGES}, got {messages!r}")
-        tokenizer = self.engine.tokenizer
-        template = {"add_generation_prompt": True, **(template or {})}
-        if getattr(tokenizer, "chat_template", None) is None and template.get("chat_template") is None:
-            raise ValueError(
-                "torch_infini.LLM.chat: the model's tokenizer must have a chat template (use generate), got one without"
-                if tokenizer is not None
-                else "torch_infini.LLM.chat: the model's folder must have a tokenizer, got one without"
-            )
-        assert tokenizer is not None
-        try:
-            conversation = [dict(message) for message in messages]
-            encoded: Any = tokenizer.apply_chat_template(conversation, return_dict=True, **template)
-            return list(encoded["input_ids"])
-        except Exception as error:  # templates raise exceptions of any type
-            raise ValueError(f"{_CHAT}: the chat template must take the messages, got {described(error)}") from error
+        return chat_prompt(self.engine.prompts, messages, template)
 
     def step(self) -> list[RequestOutput]:
         """Step the engine, for a caller that has added requests to it; outputs of other requests are delivered too.

@@ -21,6 +21,7 @@ from ..models.llama import checked_config, model_folder
 from ..weights import names
 from .defaults import sampling_defaults, sampling_settings
 from .encoder import Encoder
+from .images import ImageReader
 from .model import ServedModel, is_served_model
 from .pooling import PoolingDefaults, pooling_defaults
 from .runner import make_worker
@@ -41,12 +42,14 @@ class Served(NamedTuple):
         tokenizer: None: prompts are token ids.
         sampling: Fields of SamplingParams for requests without params.
         pooling: What the folder says of embeddings.
+        images: Reads images for it.
     """
 
     model: ServedModel
     tokenizer: PreTrainedTokenizerBase | None
     sampling: dict[str, Any]
     pooling: PoolingDefaults = PoolingDefaults()
+    images: ImageReader | None = None
 
 
 def load_served(
@@ -61,8 +64,9 @@ def load_served(
     progress: bool | None,
     runner: str = "auto",
     expert_parallel: bool = False,
+    limit: int | None = None,
 ) -> Served:
-    """Load a model; arguments and errors are those of LLM."""
+    """Load a model; arguments and errors are those of LLM. `limit` is that of a prompt's images."""
     if generation_config not in ("auto", "none"):
         raise ValueError(f"{_NAME}: generation_config must be 'auto' or 'none', got {generation_config!r}")
     if not isinstance(model, (str, Path, nn.Module)) and not is_served_model(model):
@@ -79,7 +83,10 @@ def load_served(
     device_of(device)
     if runner not in ("auto", "generate", "pooling"):
         raise ValueError(f"{_NAME}: runner must be 'auto', 'generate' or 'pooling', got {runner!r}")
-    given = load_tokenizer(tokenizer_folder(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
+    given: Any = load_tokenizer(tokenizer_folder(tokenizer)) if isinstance(tokenizer, (str, Path)) else tokenizer
+    processor = given if hasattr(given, "image_processor") else None
+    if processor is not None:
+        given = processor.tokenizer
     wants_defaults = generation_config == "auto"
     if not isinstance(model, (str, Path)):
         is_served = is_served_model(model)
@@ -107,7 +114,8 @@ def load_served(
             served = _paged(model, quantization)
             settings = sampling_settings(model) if wants_defaults else {}
         found = given or (load_tokenizer(source) if source.exists() else None)
-        return Served(served, found, settings, pooling_defaults(source, isinstance(served, Encoder)))
+        pooling = pooling_defaults(source, isinstance(served, Encoder))
+        return Served(served, found, settings, pooling, reader_of(served, source, processor, limit))
     folder = model_folder(model)
     sampling = sampling_defaults(folder) if wants_defaults else {}
     weights = _weights(folder, quantization)
@@ -128,10 +136,18 @@ def load_served(
     load = partial(load_model, expert_parallel=expert_parallel)
     read = partial(load, *options, tp_group=tp_group)
     if tp_group is None or tp_group.workers is None:
-        return Served(read(progress=progress), found, sampling, pooling)
+        served = read(progress=progress)
+        return Served(served, found, sampling, pooling, reader_of(served, folder, processor, limit))
     tp_group.workers.make(make_worker, load, *options)
     with tp_group.workers.relay_errors():
-        return Served(read(progress=progress), found, sampling, pooling)
+        served = read(progress=progress)
+        return Served(served, found, sampling, pooling, reader_of(served, folder, processor, limit))
+
+
+def reader_of(model: ServedModel, folder: Path, processor: Any, limit: int | None) -> ImageReader:
+    """Return what reads images for a model, from the files of its folder; `processor` replaces these."""
+    reason = getattr(model, "without_images", f"{type(model).__name__} reads text alone")
+    return ImageReader(folder, processor, limit, reason)
 
 
 def load_draft(
@@ -279,7 +295,11 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     path, file = (folder.parent, folder.name) if is_gguf else (folder, None)
     options: dict[str, Any] = {"gguf_file": file} if file else {}
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, **options)
+        legacy = path / "chat_template.json"  # of processors, before templates had a file that tokenizers read
+        if tokenizer.chat_template is None and legacy.is_file():
+            tokenizer.chat_template = read_object(legacy)["chat_template"]
+        return tokenizer
     except Exception as error:  # broken files raise exceptions of any type in transformers and tokenizers
         if has_code(folder):
             raise ValueError(

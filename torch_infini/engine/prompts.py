@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .errors import described
+from .images import ImageReader
 from .pooling import SCORE, PoolingDefaults, PoolingParams
 from .sampling_params import SamplingParams
 from .sequence import plain_ids
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 1024  # of a prompt
 _NAME = "torch_infini.Engine"
-Prompt = str | SequenceOf[int] | Mapping[str, Any]  # the last as vLLM's: {"prompt": text}, {"prompt_token_ids": ids}
+# The last as vLLM's: {"prompt": text}, {"prompt_token_ids": ids}, or {"prompt": text, "multi_modal_data": {"image": x}}
+Prompt = str | SequenceOf[int] | Mapping[str, Any]
 
 
 class Prompts:
@@ -30,6 +34,8 @@ class Prompts:
     Attributes:
         tokenizer: As given.
         pooling: What the model's folder says of its embeddings.
+        images: Reads images for the model.
+        reads_parts: Whether chat templates want a message's text as a part (chat.reads_parts), as far as known.
         max_prompt_len: The most tokens of a prompt: a decoder generates at least one after it.
     """
 
@@ -37,6 +43,8 @@ class Prompts:
         self, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, max_model_len: int, is_encoder: bool
     ) -> None:
         self.tokenizer, self.pooling = tokenizer, PoolingDefaults()
+        self.images = ImageReader(Path("-"), reason="it was loaded without the files of its processor")
+        self.reads_parts: dict[str, bool] = {}
         self._vocabulary, self._is_encoder = vocabulary, is_encoder
         self.max_prompt_len = max_model_len if is_encoder else max_model_len - 1
 
@@ -48,6 +56,27 @@ class Prompts:
             return list(self.tokenizer(text)["input_ids"])
         except Exception as error:
             raise ValueError(f"{_NAME}: the tokenizer must encode the prompt, got {described(error)}") from error
+
+    def with_images(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with multi_modal_data as a PromptWithImages; any other as it is.
+
+        Raises:
+            ValueError: For data that is no image, or images that the model cannot have.
+        """
+        data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
+        if data is None or not isinstance(prompt, Mapping):
+            return prompt
+        if not isinstance(data, Mapping) or set(data) - {"image"}:
+            raise ValueError(f'{_NAME}: multi_modal_data must be {{"image": image or images}}, got {shown_keys(data)}')
+        text, found = prompt.get("prompt"), data.get("image")
+        if not isinstance(text, str) or prompt.get("prompt_token_ids") is not None:
+            raise ValueError(
+                f"{_NAME}: prompt must be a text where it has images, got {prompt.get('prompt_token_ids')!r}"
+            )
+        images = list(found) if isinstance(found, list | tuple) else [] if found is None else [found]
+        if not images:
+            return {key: value for key, value in prompt.items() if key != "multi_modal_data"}
+        return self.images.read(text, images)
 
     def encode_pooled(self, prompt: str | Iterable[Any], pooling: PoolingParams) -> list[Any]:
         """Return the tokens of a prompt that becomes a vector.
@@ -159,5 +188,5 @@ def shortened(ids: SequenceOf[Any], most: int, special: Collection[int]) -> list
     return list(range(most)) if end >= most else [*range(most - end), *range(len(ids) - end, len(ids))]
 
 
-def described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def shown_keys(data: Any) -> str:
+    return ", ".join(map(repr, data)) if isinstance(data, Mapping) else type(data).__name__

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..distributed import Followers, TPGroup, Workers
-from ..nn import Adapters, Batch, KVCache, LoRAFactors, MixedKVCache
+from ..nn import Adapters, Batch, EmbeddedPrompt, EmbeddedRows, KVCache, LoRAFactors, MixedKVCache
 from .decode import DecodeSteps
 from .model import ServedModel
 
@@ -37,6 +37,8 @@ class ChunkInput(NamedTuple):
         types: The token_type_ids of its tokens; None: zeros. Of encoders alone.
         scored: Whether a classifier's logits are needed, and no hidden states.
         drafted: Whether its tokens are the newest one and guesses of the next, of which all logits are needed.
+        shift: What is added to the places of its tokens, behind a prompt with images.
+        embedded: The prompt with images that its tokens are of; None: they are of none.
     """
 
     tokens: list[int]
@@ -51,6 +53,8 @@ class ChunkInput(NamedTuple):
     types: list[int] | None = None
     scored: bool = False
     drafted: bool = False
+    shift: int = 0
+    embedded: EmbeddedPrompt | None = None
 
 
 class Runner:
@@ -132,7 +136,9 @@ class Runner:
             return self._prefill_all(chunks)
         if any(chunk.drafted for chunk in chunks):
             return self._decode([row for chunk in chunks for row in rows_of(chunk)])
-        if len(chunks) <= len(self._table_rows) and all(len(chunk.tokens) == 1 for chunk in chunks):
+        if len(chunks) <= len(self._table_rows) and all(
+            len(chunk.tokens) == 1 and chunk.embedded is None for chunk in chunks
+        ):
             return self._decode(chunks)
         return self._prefill(chunks, partial(self.model, last=True))
 
@@ -154,12 +160,16 @@ class Runner:
         slots: list[int] = []
         starts = [0]
         of_tokens: list[int] = []
+        embedded: list[EmbeddedRows] = []
         switch = self.model.rotary_switch
-        for new, start, blocks, _, _, adapter, _, is_long, *_ in chunks:
-            of_tokens += [adapter] * len(new)
+        for chunk in chunks:
+            new, start, blocks, is_long = chunk.tokens, chunk.start, chunk.blocks, chunk.is_long
+            if chunk.embedded is not None:
+                embedded.append(EmbeddedRows(len(tokens), start, len(new), chunk.embedded))
+            of_tokens += [chunk.adapter] * len(new)
             end = start + len(new)
             tokens += new
-            where = range(start, end)
+            where = range(start + chunk.shift, end + chunk.shift)
             positions += where if switch is None or not is_long else [switch.row(at, True) for at in where]
             slots += [blocks[at // size] * size + at % size for at in range(start, end)]
             starts.append(len(tokens))
@@ -170,7 +180,10 @@ class Runner:
         wanted = wanted_of(chunks)
         if len(wanted) < len(chunks):
             numbers.append(wanted)
-        batch = Batch(*(torch.tensor(x, device=self.device) for x in numbers))
+        fields: list[Any] = [torch.tensor(x, device=self.device) for x in numbers]
+        batch = Batch(*fields)
+        if embedded:
+            batch = replace(batch, embedded=tuple(embedded))
         if self.cache.states is not None:
             batch = replace(batch, states=torch.tensor([chunk.state for chunk in chunks], device=self.device))
         if self._adapters is None or max(of_tokens) < 0:
@@ -187,12 +200,13 @@ class Runner:
         if step.states is not None:
             step.states.copy_(torch.tensor([chunk.state for chunk in chunks]))
         columns, switch = [], self.model.rotary_switch
-        for row, ((token,), start, blocks, _, _, _, _, is_long, *_) in enumerate(chunks):
+        for row, chunk in enumerate(chunks):
+            (token,), start, blocks = chunk.tokens, chunk.start, chunk.blocks
             if self._table_rows[row] != blocks:
                 self._table_rows[row] = []  # if the next line is interrupted, the row's content is unknown
                 step.tables[row, : len(blocks)] = torch.tensor(blocks)
                 self._table_rows[row] = list(blocks)
-            position = start if switch is None else switch.row(start, is_long)
+            position = start + chunk.shift if switch is None else switch.row(start, chunk.is_long)
             columns.append((token, position, blocks[start // size] * size + start % size, start + 1))
         step.inputs.copy_(torch.tensor(columns).t())
         logits = step.run()

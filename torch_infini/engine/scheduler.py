@@ -191,7 +191,7 @@ class Scheduler:
             whole = tokens >= last or tokens % self.chunk_size == 0
             return reuses and whole and (states is None or states.has(identity))
 
-        return self.blocks.match(sequence.tokens, may_end, sequence.root)
+        return self.blocks.match(sequence.keys, may_end, sequence.root)
 
     def _begin(self, sequence: Sequence, found: list[int], identity: int) -> None:
         """Let a sequence without blocks begin with these, the result of _match."""
@@ -246,7 +246,7 @@ class Scheduler:
             most = min(most, len(sequence.request.prompt) // self.chunk_size * self.chunk_size)
         cached, full = sequence.num_cached, most // size
         if full > cached:
-            tokens = sequence.tokens[cached * size : full * size]
+            tokens = sequence.keys[cached * size : full * size]
             sequence.identity = self.blocks.cache_full_blocks(sequence.blocks[cached:full], sequence.identity, tokens)
             sequence.num_cached = full
             whole = sequence.computed % self.chunk_size == 0 and full * size == sequence.computed

@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from ..nn import RotarySwitch
+from ..nn import EmbeddedPrompt, RotarySwitch
 from .blocks import ROOT
 from .grammar import Matcher
 from .outputs import CompletionOutput, Finish, RequestMetrics, RequestOutput, TokenLogprobs
@@ -58,6 +58,9 @@ class Request:
         switch: The model's RotarySwitch.
         pooling: How its prompt becomes a vector; None: tokens are generated.
         types: The token_type_ids of its tokens, where they are not zeros; else None.
+        images: What the model's processor made of its images, until the model encodes them; None: it has none.
+        embedded: The prompt with its images encoded, or None.
+        keys: The prompt, with a number in the place of each token of an image that says which; None: it has none.
         pooled: What is kept of the states of its tokens; at the end the vector.
         prompt_logprobs: Of the prompt's tokens by position, if requested, as far as computed.
         last_output: The output that was returned last, or None.
@@ -79,6 +82,9 @@ class Request:
     switch: RotarySwitch | None = None
     pooling: PoolingParams | None = None
     types: list[int] | None = None
+    images: Mapping[str, Tensor] | None = None
+    embedded: EmbeddedPrompt | None = None
+    keys: list[int] | None = None
     pooled: Tensor | None = None
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     last_output: RequestOutput | None = None
@@ -140,6 +146,17 @@ class Sequence:
         self.row = Row(row.params, row.seed, row.prompt, self.output, row.eos_token_ids, row.bad_words, matcher)
         del self.logprobs[self.generated :]
         self.stream, self.text, self.starts = None, "", []
+
+    @property
+    def keys(self) -> list[int]:
+        """Its tokens, as the prefix cache tells them apart: those of different images are different."""
+        keys = self.request.keys
+        return self.tokens if keys is None else [*keys, *self.output]
+
+    @property
+    def shift(self) -> int:
+        """What is added to the places of the tokens that follow its prompt."""
+        return 0 if self.request.embedded is None else self.request.embedded.shift
 
     @property
     def root(self) -> int:

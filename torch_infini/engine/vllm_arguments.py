@@ -43,7 +43,6 @@ REJECTED = {
     "data_parallel_size": "start several processes, each with an LLM",
     "draft_model": "give speculative_config={'model': ..., 'num_speculative_tokens': ...}",
     "hf_overrides": "change config.json, or load the model and pass it, LLM(model)",
-    "limit_mm_per_prompt": "prompts are texts or token ids",
     "lora_modules": "give a LoRARequest to generate()",
     "override_generation_config": "give SamplingParams to generate()",
     "pipeline_parallel_size": "use tensor_parallel_size",

@@ -6,6 +6,7 @@ They work on a Batch (the new tokens of one or more sequences, concatenated) and
 from .attention import Attention
 from .batch import Batch
 from .cache import KVCache, LayerCache, MixedKVCache
+from .embedded_prompt import EmbeddedPrompt, EmbeddedRows, Term
 from .layer import DecoderLayer, DecoderLayers
 from .linear import Embedding, Linear
 from .lora import Adapters, LoRAFactors, LoRASite
@@ -20,6 +21,8 @@ __all__ = [
     "Batch",
     "DecoderLayer",
     "DecoderLayers",
+    "EmbeddedPrompt",
+    "EmbeddedRows",
     "Embedding",
     "KVCache",
     "LayerCache",
@@ -32,4 +35,5 @@ __all__ = [
     "RotaryEmbedding",
     "RotarySwitch",
     "SwiGLU",
+    "Term",
 ]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .embedded_prompt import EmbeddedRows
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -27,6 +29,7 @@ class Batch:
         wanted: [m], the sequences whose results a model computes for `last`; None: all.
         adapters: [tokens], the slot of each token's adapter (lora.py), negative: none; None: no token has one.
         states: [n], the row of each sequence's state (SequenceStates), all different; None: the model keeps none.
+        embedded: The rows that are tokens of prompts with images.
     """
 
     tokens: Tensor
@@ -38,6 +41,7 @@ class Batch:
     wanted: Tensor | None = None
     adapters: Tensor | None = None
     states: Tensor | None = None
+    embedded: tuple[EmbeddedRows, ...] = ()
 
     @property
     def ends(self) -> Tensor | None:

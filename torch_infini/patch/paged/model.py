@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from weakref import finalize
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...distributed import TPGroup
-from ...nn import Batch, KVCache, LoRASite, MixedKVCache
+from ...nn import Batch, EmbeddedPrompt, KVCache, LoRASite, MixedKVCache
 from ...nn.cache import token_bytes
 from ...nn.states import SequenceStates, StateShape
 from ..checks.trial import rms, without_side_effects
@@ -33,6 +33,7 @@ from ..ranks.cut import Part, Range, part_of
 from .calls import PagedBackend
 from .causal_model import NAME, check_model, find_causal_model
 from .config import config_of, positions_of
+from .images import PromptEmbedder
 from .rotation import find_switch, place_by_row, position_modules, rotary_modules, rotate_by_row
 from .sites import Unserved, configs_of, find_sites, implementation
 from .trial import compare, rounding_of, trial_tokens
@@ -57,6 +58,7 @@ class PagedModel:
         kernels_only: False, because a step also runs ops of torch.
         is_recordable: Whether a decode step may be recorded; False after one could not be.
         rotary_switch: The length at which it changes its rotation (longrope), or None.
+        without_images: Why prompts can have no images; "": they can.
 
     Raises:
         ValueError: For a model whose attention or state the cache does not hold, with the reason.
@@ -90,6 +92,7 @@ class PagedModel:
                     )
                     positions = rule
                 self.config = config_of(inner, logits, positions, sites[0].kv_heads if sites else 1)
+                self._embedder, self.without_images = self._find_embedder()
                 self.is_recordable = True
                 self._first = 0
                 placing = self._place_by_row()
@@ -120,6 +123,7 @@ class PagedModel:
             torch.no_grad(),
             implementation(self._configs, PAGED_NAME, backend),
             without_checks(self._models),
+            nullcontext() if self._embedder is None else self._embedder.replacing(batch.embedded),
         ):
             logits: Tensor = self.model(input_ids=tokens, position_ids=positions, use_cache=False, **more).logits[0]
         if ends is not None and not self._keeps:
@@ -135,10 +139,53 @@ class PagedModel:
         base = base_of(self.model)
         backend = PagedBackend(self._sites, batch, cache, self.rotary_switch)
         tokens, positions = batch.tokens[None], backend.positions[None] + self._first
-        with torch.inference_mode(False), torch.no_grad(), implementation(self._configs, PAGED_NAME, backend):
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            implementation(self._configs, PAGED_NAME, backend),
+            nullcontext() if self._embedder is None else self._embedder.replacing(batch.embedded),
+        ):
             found = base(input_ids=tokens, position_ids=positions, use_cache=False)
         states: Tensor = found.last_hidden_state[0]
         return states
+
+    def embed(self, tokens: Sequence[int], inputs: Mapping[str, Tensor]) -> EmbeddedPrompt:
+        """Encode the images of a prompt.
+
+        Args:
+            tokens: The prompt's, with those that stand for images.
+            inputs: What the model's processor made of the images: further arguments of its forward.
+
+        Raises:
+            ValueError: If the model does not take them, or the engine cannot compute what it makes of them.
+        """
+        if self._embedder is None:
+            raise ValueError(f"{NAME}: the prompt must have no images for this model ({self.without_images}), got some")
+        there = {
+            name: value.to(self.device, self.dtype if value.is_floating_point() else value.dtype)
+            for name, value in inputs.items()
+        }
+        with torch.inference_mode(False), torch.no_grad():
+            try:
+                return self._embedder.embed(torch.tensor(tokens, device=self.device), there)
+            except Unserved as unserved:
+                name = type(find_causal_model(self.model)).__name__
+                raise ValueError(f"{NAME}: {name} must be served without images, got some: {unserved}") from unserved
+
+    def _find_embedder(self) -> tuple[PromptEmbedder | None, str]:
+        """Return what embeds prompts with images, or None and the reason."""
+        inner = find_causal_model(self.model)
+        if "pixel_values" not in inspect.signature(inner.forward).parameters:
+            return None, f"{type(inner).__name__} reads text alone"
+        if self.tp_group is not None:
+            return None, "its weights are shared by ranks"
+        if self.rotary_switch is not None:
+            return None, "its rotation depends on a sequence's length"
+        windows = [site.window.size for site in self._sites.attention.values()]
+        try:
+            return PromptEmbedder(self.model, [*self._sites.attention, *self._sites.states], windows), ""
+        except Unserved as unserved:
+            return None, str(unserved)
 
     def new_cache(
         self, blocks: int, block_size: int, dtype: torch.dtype | None = None, sequences: int = 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from ....engine import AsyncLLM, Metrics
 from ....engine import RequestOutput as EngineOutput
-from ....engine.llm import Message
+from ....engine.chat import Message
 from .config import EngineConfig
 from .engine import LLMEngine, TakesRequests
 from .request import FinishReason, InferenceRequest, SampleDelta, TokenOutput, reason_of

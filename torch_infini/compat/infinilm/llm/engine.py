@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....engine import LLM as EngineLLM
 from ....engine import Metrics
-from ....engine.llm import Message
+from ....engine.chat import Message
 from ....engine.prompts import Prompt
 from ....engine.sequence import Request
 from .config import EngineConfig

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from ....engine import Metrics
-from ....engine.llm import Message, prompts_of
+from ....engine.chat import Message
+from ....engine.llm import prompts_of
 from ....engine.prompts import Prompt
 from .async_engine import AsyncLLMEngine
 from .config import EngineConfig

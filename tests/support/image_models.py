@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .checkpoints import save_tokenizer
-from .new_model import draw_weights
+from torch_infini.testing.checkpoints import save_tokenizer
+from torch_infini.testing.new_model import draw_weights
 
 VOCABULARY = 320
 PATCH = 14
@@ -76,6 +76,11 @@ class ImageFamily:
     def ids(self) -> dict[str, int]:
         """The ids of its marks."""
         return {mark: VOCABULARY - len(self.marks) + i for i, mark in enumerate(self.marks)}
+
+    @property
+    def image_id(self) -> int:
+        """The id that stands for a part of an image."""
+        return int(self.config(self.ids)["image_token_id"])
 
     def build(self, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
         """Make its model, the same at every call."""

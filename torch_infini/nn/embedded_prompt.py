@@ -1,0 +1,58 @@
+"""EmbeddedPrompt: what a model computes for a prompt with images, of which the tokens alone do not say all.
+
+EmbeddedRows are those of one in a Batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Term(NamedTuple):
+    """A further argument of a model's text part, with rows for the tokens of a prompt.
+
+    Attributes:
+        values: [S, ...] each.
+        is_list: Whether the text part takes a list of them; else there is one.
+        marked: The name of the term, of bool, whose rows the text part takes alone; "": it takes all rows.
+    """
+
+    values: list[Tensor]
+    is_list: bool = False
+    marked: str = ""
+
+
+class EmbeddedPrompt(NamedTuple):
+    """A prompt whose images were encoded.
+
+    Attributes:
+        embeddings: [S, hidden_size], of text and of images.
+        positions: [axes, S], where each token counts more than its place; None: it counts that.
+        shift: What is added to the places of the tokens that follow the prompt.
+        terms: Further arguments of the text part by name.
+        is_image: [S] bool, which tokens stand for a part of an image.
+    """
+
+    embeddings: Tensor
+    positions: Tensor | None
+    shift: int
+    terms: dict[str, Term]
+    is_image: Tensor
+
+
+class EmbeddedRows(NamedTuple):
+    """The rows of a batch that are tokens of an EmbeddedPrompt.
+
+    Attributes:
+        first: The index of the first one in the batch.
+        start: Its place in the prompt.
+        size: Their number.
+        prompt: The prompt.
+    """
+
+    first: int
+    start: int
+    size: int
+    prompt: EmbeddedPrompt

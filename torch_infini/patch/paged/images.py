@@ -1,0 +1,282 @@
+"""PromptEmbedder: makes an EmbeddedPrompt of a prompt with images, and lets a step's text part compute with it.
+
+The model's own forward runs as far as the call of its text part: the arguments of that call are what is kept. A step
+calls the model with tokens as always, and a hook puts the kept rows among the arguments of its text part. So what
+images are made of (towers, projectors, positions on several axes, features for several layers) stays the model's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from ...nn import EmbeddedPrompt, EmbeddedRows, Term
+from ..layers.interface import IMPLEMENTATION
+from ..layers.paged import paged_attention_forward
+from .causal_model import NAME, find_causal_model
+from .sites import Unserved, configs_of
+
+_IMAGE_MASKS = "infini_image_masks"
+_ROWS = 256  # of a mask at a time
+# Arguments of a text part that say nothing of its tokens, or what the engine says in its own way.
+_OWN = frozenset(
+    ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "cache_position", "past_key_values", "cache")
+)
+_VISIBLE = "visual_pos_masks"  # which tokens the rows of other arguments are of
+
+
+class _Rules(threading.local):
+    """The functions of this thread's masks, while a prompt is embedded."""
+
+    found: list[Callable[..., Any]] | None = None
+
+
+_RULES = _Rules()
+
+
+class _Called(Exception):  # noqa: N818 (an answer, not an error)
+    """The arguments with which the text part is called."""
+
+
+class PromptEmbedder:
+    """Embeds the prompts with images of one model.
+
+    Args:
+        model: A model of transformers with images, in evaluation mode.
+        modules: Its attention modules, and others that keep states: all of the text part.
+        windows: How many keys its layers see; 0: all.
+
+    Raises:
+        Unserved: If the model has no part that computes with embeddings of text and images.
+    """
+
+    def __init__(self, model: nn.Module, modules: Collection[nn.Module], windows: Collection[int]) -> None:
+        self._model, self._windows = model, sorted(set(windows))
+        inner = find_causal_model(model)
+        self._embedding: nn.Module = inner.get_input_embeddings()
+        self._text = text_part(inner, [*modules, self._embedding])
+        self._parameters = list(inspect.signature(self._text.forward).parameters)
+        self._configs = mask_configs(inner, self._text)
+        AttentionInterface.register(_IMAGE_MASKS, paged_attention_forward)
+        AttentionMaskInterface.register(_IMAGE_MASKS, _recording_mask)
+
+    def embed(self, tokens: Tensor, inputs: Mapping[str, Tensor]) -> EmbeddedPrompt:
+        """Encode the images of a prompt.
+
+        Args:
+            tokens: [S] ids, with those that stand for images.
+            inputs: What the model's processor made of the images: further arguments of its forward.
+
+        Raises:
+            Unserved: If the text part computes what the engine does not with these arguments.
+            ValueError: If the model does not take them.
+        """
+        found, rules = self._arguments(tokens, inputs)
+        embeddings = found.get("inputs_embeds")
+        if embeddings is None or embeddings.shape[:2] != (1, len(tokens)):
+            raise Unserved("its text part gets no embedding for each token")
+        mask = found.get("attention_mask")
+        says_nothing = isinstance(mask, Tensor) and mask.dim() == 2 and bool(mask.all())
+        if mask is not None and not rules and not says_nothing:
+            raise Unserved("its attention has a mask that is not of transformers' mask functions")
+        for rule in rules:
+            self._check_rule(rule, len(tokens))
+        positions = found.get("position_ids")
+        positions = None if positions is None else positions.reshape(-1, len(tokens))
+        shift = 0
+        if positions is not None:
+            # Of four axes the first is the place in the text, which the others do not continue.
+            counted = positions[1:] if len(positions) == 4 else positions
+            shift = int(counted.max()) + 1 - len(tokens)
+        of_text = self._embedding(tokens[None])
+        is_image = (of_text != embeddings.to(of_text.dtype)).any(-1)[0]
+        return EmbeddedPrompt(embeddings[0], positions, shift, self._terms(found, len(tokens)), is_image)
+
+    @contextmanager
+    def replacing(self, rows: Collection[EmbeddedRows]) -> Iterator[None]:
+        """Let the text part compute these rows of its calls with what was kept of their prompts, for the body."""
+        if not rows:
+            yield
+            return
+
+        def replace(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], Any]:
+            return (), with_rows({**self._bound(args), **kwargs}, rows)
+
+        handle = self._text.register_forward_pre_hook(replace, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _bound(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        """Return positional arguments of the text part by name."""
+        return dict(zip(self._parameters, args, strict=False))
+
+    def _arguments(
+        self, tokens: Tensor, inputs: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Any], list[Callable[..., Any]]]:
+        """Return the arguments of the text part in an ordinary call, and the functions of the masks made for it."""
+
+        def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raise _Called({**self._bound(args), **kwargs})
+
+        handle = self._text.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            with recorded_masks(self._configs) as rules:
+                self._model(
+                    input_ids=tokens[None], attention_mask=torch.ones_like(tokens)[None], use_cache=False, **inputs
+                )
+        except _Called as called:
+            arguments: dict[str, Any] = called.args[0]
+            return arguments, rules
+        except Exception as error:  # a forward may raise anything for inputs that it does not take
+            cause = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ValueError(f"{NAME}: the model must take the prompt's images, got: {cause}") from error
+        finally:
+            handle.remove()
+        raise Unserved("its forward computes images without its text part")
+
+    def _terms(self, found: Mapping[str, Any], count: int) -> dict[str, Term]:
+        """Return the further arguments that have rows for the tokens.
+
+        Raises:
+            Unserved: For an argument whose rows are of something else.
+        """
+        terms: dict[str, Term] = {}
+        marks = found.get(_VISIBLE)
+        for name, value in sorted(found.items(), key=lambda item: item[0] != _VISIBLE):
+            is_list = isinstance(value, list | tuple)
+            values = [one for one in (value if is_list else [value]) if isinstance(one, Tensor)]
+            if name in _OWN or not values:
+                continue
+            kept = []
+            marked = ""
+            for one in values:
+                is_number = one.is_floating_point() or one.dtype == torch.bool
+                if is_number and one.shape[:2] == (1, count):
+                    kept.append(one[0])
+                elif is_number and isinstance(marks, Tensor) and len(one) == int(marks.sum()):
+                    spread = one.new_zeros(count, *one.shape[1:])
+                    spread[marks[0]] = one
+                    kept.append(spread)
+                    marked = _VISIBLE
+                else:
+                    raise Unserved(f"its text part takes {name} of {list(one.shape)} beside embeddings of images")
+            terms[name] = Term(kept, is_list, marked)
+        return terms
+
+    def _check_rule(self, visible: Callable[..., Any], count: int) -> None:
+        """Raise Unserved if a mask's function shows other keys of a prompt than those of a text."""
+        zero, keys = torch.tensor(0), torch.arange(count)
+        fits = set(self._windows)
+        for queries in keys.split(_ROWS):
+            behind = queries[:, None] - keys
+            try:
+                shown = torch.as_tensor(visible(zero, zero, queries[:, None], keys)).expand(behind.shape)
+            except (IndexError, RuntimeError) as error:
+                raise Unserved("which keys its attention sees follows from more than positions") from error
+            if bool((shown & (behind < 0)).any()):
+                raise Unserved("the tokens of an image see each other in its attention, later ones too")
+            fits = {size for size in fits if bool((shown == (behind >= 0) & (behind < (size or count))).all())}
+        if not fits:
+            raise Unserved("its attention sees other keys of a prompt with images than of a text")
+
+
+def text_part(inner: nn.Module, modules: Collection[nn.Module]) -> nn.Module:
+    """Return the smallest part of a model that has all of these modules and takes embeddings.
+
+    Raises:
+        Unserved: If there is none but the model itself.
+    """
+    names = [name for name, module in inner.named_modules() if any(module is one for one in modules)]
+    common = names[0].split(".") if names else []
+    for name in names[1:]:
+        parts = name.split(".")
+        common = common[: next((i for i, (a, b) in enumerate(zip(common, parts, strict=False)) if a != b), len(parts))]
+    while common:
+        part = inner.get_submodule(".".join(common))
+        if "inputs_embeds" in inspect.signature(part.forward).parameters:
+            return part
+        common.pop()
+    raise Unserved("it has no text part of its own")
+
+
+def mask_configs(inner: nn.Module, text: nn.Module) -> list[Any]:
+    """Return the configs that name the attention implementation of a text part, whoever makes its masks.
+
+    The part and the model around it may have copies of one config. Those of towers are left out.
+    """
+    inside = set(text.modules())
+    around = {module for module in inner.modules() if any(one is text for one in module.modules())}
+    towers = {type(vars(module).get("config")) for module in inner.modules() if module not in inside | around}
+    kept = {type(vars(module).get("config")) for module in inside | around}
+    return [config for config in configs_of(inner) if type(config) in kept or type(config) not in towers]
+
+
+def with_rows(arguments: dict[str, Any], rows: Collection[EmbeddedRows]) -> dict[str, Any]:
+    """Return the arguments of a text part [1, T, ...] with the rows that were kept of prompts.
+
+    Args:
+        arguments: Of a call with tokens alone.
+        rows: Which rows to replace.
+    """
+    found = dict(arguments)
+    embeddings = found["inputs_embeds"].clone()
+    for first, start, count, prompt in rows:
+        embeddings[0, first : first + count] = prompt.embeddings[start : start + count]
+    found["inputs_embeds"] = embeddings
+    axes = max((len(row.prompt.positions) for row in rows if row.prompt.positions is not None), default=0)
+    if axes:
+        positions = found["position_ids"]
+        # One row for all axes, or one for each; of one axis the model takes [1, T].
+        positions = positions.reshape(-1, 1, positions.shape[-1]).expand(axes, 1, -1).clone()
+        for first, start, count, prompt in rows:
+            if prompt.positions is not None:
+                positions[:, 0, first : first + count] = prompt.positions[:, start : start + count]
+        found["position_ids"] = positions if axes > 1 else positions[0]
+    names = dict.fromkeys(name for row in rows for name in row.prompt.terms)
+    marks: dict[str, Tensor] = {}
+    for name in sorted(names, key=lambda name: name != _VISIBLE):
+        terms = {id(row.prompt): row.prompt.terms[name] for row in rows if name in row.prompt.terms}
+        term = next(iter(terms.values()))
+        own, values = found.get(name), []
+        for i, like in enumerate(term.values):
+            given = own[i] if term.is_list and own is not None else own
+            value = like.new_zeros(embeddings.shape[1], *like.shape[1:]) if given is None else given[0].clone()
+            for first, start, count, prompt in rows:
+                if name in prompt.terms:
+                    value[first : first + count] = prompt.terms[name].values[i][start : start + count]
+            marks[name] = value
+            values.append(value[marks[term.marked]] if term.marked else value[None])
+        found[name] = values if term.is_list else values[0]
+    return found
+
+
+@contextmanager
+def recorded_masks(configs: list[Any]) -> Iterator[list[Callable[..., Any]]]:
+    """Yield a list to which the functions of masks are added that these configs' attention gets in the body."""
+    before = [getattr(config, IMPLEMENTATION) for config in configs]
+    outer, _RULES.found = _RULES.found, []
+    try:
+        for config in configs:
+            setattr(config, IMPLEMENTATION, _IMAGE_MASKS)
+        yield _RULES.found
+    finally:
+        _RULES.found = outer
+        for config, old in zip(configs, before, strict=True):
+            setattr(config, IMPLEMENTATION, old)
+
+
+def _recording_mask(**kwargs: Any) -> Tensor | None:
+    assert _RULES.found is not None, "the name is set by recorded_masks alone"
+    _RULES.found.append(kwargs["mask_function"])
+    mask: Tensor | None = sdpa_mask(**{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    return mask
