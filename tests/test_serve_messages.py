@@ -196,7 +196,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 1.5}, "temperature must be less than or equal to 1, got 1.5"),
     ({"model": "other"}, "model must be"),
     ({"messages": []}, "messages must"),
-    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type must be text or"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "document"}]}]},
+        "messages[0].content[0].type must be text or",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text must be a text"),
     ({"messages": [{"role": "assistant", "content": [{"type": "tool_result"}]}]}, "content[0].type must be text or"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id must be a text, got None"),
@@ -254,7 +257,7 @@ def test_the_official_client(service: Service, say: Say) -> None:
         assert text == "Let me see." and final.content[2].input == message.content[2].input
         assert final.usage.output_tokens == message.usage.output_tokens
         assert client.messages.count_tokens(model=MODEL, messages=USER, tools=[TOOL]).input_tokens > 0
-        with pytest.raises(anthropic.BadRequestError, match="type must be text or tool_result here"):
-            client.messages.create(**{**fields, "messages": [{"role": "user", "content": [{"type": "image"}]}]})
+        with pytest.raises(anthropic.BadRequestError, match="type must be text or tool_result or image here"):
+            client.messages.create(**{**fields, "messages": [{"role": "user", "content": [{"type": "document"}]}]})
         with pytest.raises(anthropic.NotFoundError):
             client.messages.create(**{**fields, "model": "other"})

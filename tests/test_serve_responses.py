@@ -212,7 +212,7 @@ WRONG: list[tuple[dict[str, Any], str | None, str]] = [
         "must be message, function_call, function_call_output or reasoning",
     ),
     (
-        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
         "input[0].content[0].type",
         "must be input_text",
     ),

@@ -25,6 +25,11 @@ HISTORY = [
 ]
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "it", "schema": PARAMETERS, "strict": True}}
 FEW: dict[str, Any] = {"max_tokens": 4, "temperature": 0.5, "seed": 1}
+# A model of text refuses images with status 400, once they are read.
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+URL = f"data:image/png;base64,{PIXEL}"
+SEEN = [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": "hi"}]
+SOURCE = {"type": "base64", "media_type": "image/png", "data": PIXEL}
 AGENT_TOOL = {"name": "weather", "input_schema": PARAMETERS}
 BLOCKS = [
     {"role": "user", "content": "hi"},
@@ -98,6 +103,7 @@ READ += ["/api/version", "/api/tags", "/api/ps", "/slots?fail_on_no_slot=1", "/v
 NAMED = ["/v1/models/", "/v1/responses/", "/page/", "/api/", "/"]
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 3, 0.5, 2**31, 2**63, -(2**63), 10**25, 1e308, 5e-324]
 VALUES += [float("nan"), float("inf"), -0.0, "", "a", "\x00", "\ud800", "é☕𝄞", "1", "true", "small", "auto", "json"]
+VALUES += [SEEN, URL, SOURCE, {"type": "image", "source": SOURCE}, {"type": "input_image", "image_url": URL}]
 VALUES += [
     [],
     {},

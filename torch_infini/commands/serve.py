@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how the model marks its reasoning (default: auto, as the chat template does; none: it is content)",
     )
     parser.add_argument("--max-queue", type=int, metavar="N", help="samples that may wait (default: 256)")
-    parser.add_argument("--max-body", type=int, metavar="BYTES", help="of a request (default: 4 MiB)")
+    parser.add_argument("--max-body", type=int, metavar="BYTES", help="of a request (default: 4 MiB, with images 32)")
     parser.add_argument(
         "--max-connections", type=int, metavar="N", help="that may be open (default: 4096, as far as ulimit -n goes)"
     )

@@ -32,7 +32,7 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(router)
     # The middleware added last runs first.
     app.add_middleware(PlainJson, prefix="/api/")  # Ollama's
-    app.add_middleware(BodyLimit, max_body=service.settings.max_body, seconds=service.settings.receive_timeout)
+    app.add_middleware(BodyLimit, max_body=service.max_body, seconds=service.settings.receive_timeout)
     if service.settings.api_key is not None:
         public = PUBLIC | page.files().keys() if service.settings.page else PUBLIC
         app.add_middleware(Authentication, api_key=service.settings.api_key, public=public)

@@ -10,7 +10,7 @@ from functools import partial
 
 from ..engine import AsyncLLM, RequestOutput
 from ..engine.sequence import Request
-from .errors import ENGINE_FAILED, ApiError, log
+from .errors import ENGINE_FAILED, ApiError, bad_request, log
 from .metrics import NOTHING_SEEN, ServerMetrics
 from .request_log import current_record
 
@@ -109,8 +109,12 @@ class Generation:
             self._on_end(self)
 
     def _added(self, at: int, request: Future[str]) -> None:
-        if not request.cancelled() and request.exception() is not None:
-            self._take(at, request.exception())
+        if request.cancelled() or (error := request.exception()) is None:
+            return
+        if isinstance(error, ValueError):  # of a prompt's images, which the model has seen only now
+            self.fail(bad_request(error))
+        else:
+            self._take(at, error)
 
     def _take(self, at: int, output: RequestOutput | BaseException | None) -> None:
         """Receive an output, or the error that ended the engine."""

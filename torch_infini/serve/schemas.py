@@ -28,6 +28,7 @@ RESERVED = frozenset(
 )
 
 Message = dict[str, Any]
+IMAGE = "image_url"  # the type of a part that is an image
 
 
 def is_integer(value: Any) -> bool:
@@ -75,19 +76,44 @@ def bias_of(value: Any) -> dict[int, float] | None:
     return bias
 
 
-def text_of(value: Any) -> str | None:
-    """Return a message's content as a string; text parts are joined by newlines, null is None."""
+def content_of(value: Any) -> str | list[Message] | None:
+    """Return a message's content: with images its parts, else a string, text parts joined by newlines; null is None."""
     if value is None or isinstance(value, str):
         return value and check_utf8(value)
     if not isinstance(value, list) or not value:
         raise TypeError
-    for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise ValueError(f"must have only parts of type text, not {shown(kind)}")
-        if kind is None or not isinstance(part.get("text"), str):
-            raise TypeError
-    return "\n".join(check_utf8(part["text"]) for part in value)
+    parts = [part_of(part) for part in value]
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
+
+
+def part_of(part: Any) -> Message:
+    """Return a part of a message's content, a text or an image, as the chat template's side takes it."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": check_utf8(part["text"])}
+    if kind == IMAGE:
+        image = part.get(IMAGE)
+        url = image.get("url") if isinstance(image, dict) else image
+        if not isinstance(url, str) or not url.startswith("data:image/"):
+            rule = 'must have images as {"type": "image_url", "image_url": {"url": "data:image/...;base64,..."}}'
+            raise ValueError(f"{rule}, because this server fetches none")
+        return image_part(check_utf8(url))
+    if isinstance(kind, str) and kind != "text":
+        raise ValueError(f"must have only parts of type text and {IMAGE}, not {shown(kind)}")
+    raise TypeError
+
+
+def image_part(url: str) -> Message:
+    """Return the part of a message that is the image of a data URL."""
+    return {"type": IMAGE, IMAGE: {"url": url}}
+
+
+def size_of(content: str | list[Message]) -> int:
+    """Return the bytes of a content's texts."""
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+    return sum(len(text.encode()) for text in texts)
 
 
 Prompts = Annotated[
@@ -107,11 +133,11 @@ Bias = Annotated[
     validator(dict[str, float] | None, "must map token ids, written as strings, to numbers from -100 to 100", bias_of),
 ]
 Content = Annotated[
-    str | None,
+    str | list[Message] | None,
     validator(
-        str | list[dict[str, str]] | None,
+        str | list[dict[str, Any]] | None,
         'must be a string, or a list of parts {"type": "text", "text": "..."}',
-        text_of,
+        content_of,
     ),
 ]
 
@@ -151,6 +177,9 @@ class ChatMessage(Body):
             raise ApiError(
                 400, f"{within}content must be a text or a list of parts of text, got null", f"{within}content"
             )
+        if isinstance(self.content, list) and self.role != "user":
+            rule = "content must have images only where role is user, got some"
+            raise ApiError(400, f"{within}{rule}", f"{within}content")
         assistants = ("refusal", "reasoning_content", "reasoning", "tool_calls")
         for name, role in (*((name, "assistant") for name in assistants), ("tool_call_id", "tool")):
             value = getattr(self, name)

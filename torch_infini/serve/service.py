@@ -23,8 +23,8 @@ from .metrics import ServerMetrics
 from .reading import Reading, reading_of
 from .request_log import current_record
 from .responses.store import ResponseStore
-from .schemas import Message
-from .settings import ServeSettings
+from .schemas import Message, size_of
+from .settings import MAX_BODY, MAX_BODY_WITH_IMAGES, ServeSettings
 from .structured import invalid_form
 from .token_texts import TokenTexts
 from .tool_schemas import Choice, Tool
@@ -57,6 +57,7 @@ class Service:
     Attributes:
         llm, settings: As given.
         max_model_len: The most tokens of a prompt and its output.
+        max_body: The most bytes of a request's body.
         capacity: The most samples in the engine, running and waiting.
         in_flight: The number of samples in the engine now.
         is_draining: Whether new requests are rejected because the server shuts down.
@@ -75,6 +76,8 @@ class Service:
     def __init__(self, llm: AsyncLLM, settings: ServeSettings) -> None:
         self.llm, self.settings = llm, settings
         self.max_model_len = llm.engine.max_model_len
+        reads_images = not llm.engine.prompts.images.reason
+        self.max_body = settings.max_body or (MAX_BODY_WITH_IMAGES if reads_images else MAX_BODY)
         self.capacity = llm.engine.config.max_num_seqs + settings.max_queue
         self.in_flight = 0
         self.is_draining = False
@@ -210,12 +213,14 @@ class Service:
         self, messages: list[Message], template: dict[str, Any] | None = None, *, bounded: bool = True
     ) -> list[int]:
         """Return a conversation's tokens; ApiError if it is too long (bounded) or the chat template fails."""
-        size = sum(bytes_in(message["content"]) for message in messages)
+        size = sum(size_of(message["content"]) for message in messages)
         if bounded:
             await self.check_text(size, "messages")
         try:
             # A template may write its other variables too: they are not checked for length, but may be long.
             more = len(json.dumps([template, [message.get("tool_calls") for message in messages]]))
+            if not all(isinstance(message["content"], str) for message in messages):
+                more += LONG  # to decode images takes long
             return await self.in_tokenizer(self.llm.chat_prompt, messages, template, size=size + more)
         except ValueError as error:
             failure = bad_request(error)

@@ -10,7 +10,8 @@ from ..engine import LoRARequest, SamplingParams
 from .parsers import all_forms, all_thinkings
 
 _NAME = "torch_infini.serve.ServeSettings"
-MAX_QUEUE, MAX_BODY, DRAIN = 256, 4 << 20, 30.0
+MAX_QUEUE, DRAIN = 256, 30.0
+MAX_BODY, MAX_BODY_WITH_IMAGES = 4 << 20, 32 << 20
 MAX_CONNECTIONS, RECEIVE_TIMEOUT = 4096, 60.0
 
 
@@ -24,7 +25,8 @@ class ServeSettings:
         any_model: Whether requests may give any other name too.
         api_key: The key that requests must send as "Authorization: Bearer KEY" (except GET /health); None: no key.
         max_queue: The most samples that wait, besides the engine's max_num_seqs; more are rejected with status 429.
-        max_body: The most bytes of a request's body; larger ones are rejected with status 413.
+        max_body: The most bytes of a request's body; larger ones are rejected with status 413. None: 4 MiB, or 32 MiB
+            where the model reads images.
         max_connections: The most open connections, within the limit on open files. A new one replaces the one that has
             been without a request for longest; if all have a request, it is rejected with status 503.
         receive_timeout: Seconds for the head of a request to arrive, and then for its body; after that, status 408.
@@ -49,7 +51,7 @@ class ServeSettings:
     any_model: bool = False
     api_key: str | None = None
     max_queue: int = MAX_QUEUE
-    max_body: int = MAX_BODY
+    max_body: int | None = None
     max_connections: int = MAX_CONNECTIONS
     receive_timeout: float = RECEIVE_TIMEOUT
     drain: float = DRAIN
@@ -75,6 +77,8 @@ class ServeSettings:
                 raise ValueError(f"{_NAME}: {name} must be True or False, got {getattr(self, name)!r}")
         for name, least in (("max_queue", 0), ("max_body", 1), ("max_connections", 1)):
             value = getattr(self, name)
+            if value is None and name == "max_body":
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{_NAME}: {name} must be an integer of at least {least}, got {value!r}")
         for name in ("drain", "receive_timeout"):

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...engine import AsyncLLM
 from ...serve import ServeSettings, Service, create_app
+from ...serve.settings import MAX_BODY_WITH_IMAGES
 
 _NAME = "torch_infini.integrations.ray.deployment"
 PREFIX_ROUTERS = (  # where releases of Ray have it; the first needs vLLM to be imported
@@ -207,7 +208,7 @@ def deployment(
         if isinstance(fields.get(name), list):
             fields[name] = tuple(fields[name])
     try:
-        max_body = ServeSettings(**fields).max_body
+        max_body = ServeSettings(**fields).max_body or MAX_BODY_WITH_IMAGES  # each replica has its own limit too
     except TypeError as error:
         raise ValueError(f"{_NAME}: served must have fields of ServeSettings, got an error: {error}") from error
     chosen = {"name": "torch_infini", "max_ongoing_requests": MAX_ONGOING, **(options or {})}

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from ..errors import ApiError, invalid, shown
 from ..fields import Body, check_utf8
-from ..schemas import ChatBody
+from ..schemas import ChatBody, image_part
 from ..tool_schemas import MAX_TOOLS
 
 # Fields without effect on the answer: hints for caches and accounting.
@@ -173,7 +173,7 @@ def block_of(block: Block, kinds: dict[str, tuple[str, ...]], param: str) -> str
     if not isinstance(kind, str) or kind not in kinds:
         raise ApiError(400, f"{param}.type must be {' or '.join(kinds)} here, got {shown(kind)}", f"{param}.type")
     for name in kinds[kind]:
-        wanted = dict if name == "input" else str
+        wanted = dict if name in ("input", "source") else str
         if not isinstance(block.get(name), wanted):
             rule = f"be {'an object' if wanted is dict else 'a text'}"
             raise ApiError(400, f"{param}.{name} must {rule}, got {shown(block.get(name))}", f"{param}.{name}")
@@ -195,7 +195,7 @@ ASSISTANT = {
     "thinking": ("thinking",),
     "redacted_thinking": (),
 }
-USER: dict[str, tuple[str, ...]] = {"text": ("text",), "tool_result": ("tool_use_id",)}
+USER: dict[str, tuple[str, ...]] = {"text": ("text",), "tool_result": ("tool_use_id",), "image": ("source",)}
 TEXT: dict[str, tuple[str, ...]] = {"text": ("text",)}
 
 
@@ -221,12 +221,13 @@ def assistant_message(content: list[Block], param: str) -> Block:
 
 
 def user_messages(role: str, content: list[Block], param: str) -> Iterator[Block]:
-    """Yield the results of tools, messages of their own in chat completions, and the text."""
-    texts = []
+    """Yield the results of tools, messages of their own in chat completions, and the text with its images."""
+    parts: list[Block] = []
     for at, block in enumerate(content):
         within = f"{param}[{at}]"
-        if block_of(block, USER if role == "user" else TEXT, within) == "text":
-            texts.append(block["text"])
+        kind = block_of(block, USER if role == "user" else TEXT, within)
+        if kind != "tool_result":
+            parts.append(block if kind == "text" else image_of(block["source"], f"{within}.source"))
             continue
         result = block.get("content") or ""
         if not isinstance(result, str) and not (
@@ -236,5 +237,22 @@ def user_messages(role: str, content: list[Block], param: str) -> Iterator[Block
         text = texts_of(result, f"{within}.content")
         shown_text = f"Error: {text}" if block.get("is_error") is True else text
         yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": shown_text}
-    if texts or not content:
-        yield {"role": role, "content": "\n".join(texts)}
+    if all(part["type"] == "text" for part in parts):
+        if parts or not content:
+            yield {"role": role, "content": "\n".join(part["text"] for part in parts)}
+    else:
+        yield {
+            "role": role,
+            "content": [{"type": "text", "text": p["text"]} if p["type"] == "text" else p for p in parts],
+        }
+
+
+def image_of(source: Block, param: str) -> Block:
+    """Return the source of an image as a part of chat completions."""
+    if source.get("type") != "base64":
+        rule = 'must be {"type": "base64", "media_type": "image/...", "data": ...}, because this server fetches none'
+        raise ApiError(400, f"{param} {rule}, got {shown(source.get('type'))}", f"{param}.type")
+    for name in ("media_type", "data"):
+        if not isinstance(source.get(name), str):
+            raise ApiError(400, f"{param}.{name} must be a text, got {shown(source.get(name))}", f"{param}.{name}")
+    return image_part(f"data:{source['media_type']};base64,{source['data']}")

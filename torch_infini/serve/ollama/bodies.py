@@ -13,7 +13,7 @@ from ..conversation import Defaults
 from ..embeddings import MAX_INPUTS
 from ..errors import ApiError, bad_request, invalid, shown
 from ..fields import Body, check_utf8, validator
-from ..schemas import LARGEST, ChatBody, CompletionBody, Message, SamplingBody, Stops
+from ..schemas import LARGEST, ChatBody, CompletionBody, Message, SamplingBody, Stops, image_part
 from ..service import Service
 from ..structured import invalid_form
 
@@ -170,10 +170,9 @@ class OllamaCall(OllamaBody):
 class OllamaMessage(OllamaBody):
     """A message of a conversation."""
 
-    neutral = {"images": ([],)}
-
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
+    images: list[Text] | None = None
     thinking: Text | None = None
     tool_calls: list[OllamaCall] | None = None
     tool_name: Text | None = None
@@ -186,6 +185,7 @@ class OllamaMessage(OllamaBody):
             call.reject_unsupported(f"{within}tool_calls[{at}].")
             call.function.reject_unsupported(f"{within}tool_calls[{at}].function.")
         roles = {"thinking": "assistant", "tool_calls": "assistant", "tool_name": "tool", "tool_call_id": "tool"}
+        roles["images"] = "user"
         for name, role in roles.items():
             value = getattr(self, name)
             if value and self.role != role:
@@ -214,9 +214,10 @@ class OllamaChatBody(OllamaRequest):
 class OllamaGenerateBody(OllamaRequest):
     """The body of /api/generate."""
 
-    neutral = {**OllamaRequest.neutral, "context": ([],), "images": ([],), "suffix": ("",), "template": ("",)}
+    neutral = {**OllamaRequest.neutral, "context": ([],), "suffix": ("",), "template": ("",)}
 
     prompt: Text | None = None
+    images: list[Text] | None = None
     system: Text | None = None
     raw: bool | None = None
 
@@ -227,7 +228,7 @@ class OllamaGenerateBody(OllamaRequest):
             model: The model's name on this server.
         """
         messages: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
-        messages.append({"role": "user", "content": self.prompt})
+        messages.append({"role": "user", "content": with_images(self.prompt, self.images)})
         return self.completion(ChatBody, model, {"messages": messages, **self.thinking()})
 
     def text(self, model: str) -> CompletionBody:
@@ -236,7 +237,7 @@ class OllamaGenerateBody(OllamaRequest):
         Args:
             model: The model's name on this server.
         """
-        for name in ("system", "think"):
+        for name in ("system", "think", "images"):
             if value := getattr(self, name):
                 raise ApiError(400, f"{name} must be null where raw is true, got {shown(value)}", name)
         return self.completion(CompletionBody, model, {"prompt": self.prompt})
@@ -307,6 +308,14 @@ class OllamaShowBody(OllamaBody):
         return name
 
 
+def with_images(text: str | None, images: list[str] | None) -> str | list[Message] | None:
+    """Return a message's content: a text, and with images, files in base64, their parts before it."""
+    if not images:
+        return text
+    parts = [image_part(image if image.startswith("data:") else f"data:image/any;base64,{image}") for image in images]
+    return [*parts, *([{"type": "text", "text": text}] if text else [])]
+
+
 def plain_messages(messages: list[OllamaMessage]) -> Iterator[Message]:
     """Yield messages in the form of chat completions.
 
@@ -317,7 +326,7 @@ def plain_messages(messages: list[OllamaMessage]) -> Iterator[Message]:
     number = 0
     for at, message in enumerate(messages):
         message.check(f"messages[{at}].")
-        plain: Message = {"role": message.role, "content": message.content}
+        plain: Message = {"role": message.role, "content": with_images(message.content, message.images)}
         if message.thinking:
             plain["reasoning_content"] = message.thinking
         calls = []

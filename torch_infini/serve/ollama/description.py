@@ -92,7 +92,8 @@ def capabilities(service: Service) -> list[str]:
     except ApiError:
         takes_tools = False
     reasons = service.reading([]).thinking is not None
-    return ["completion", *["tools"] * takes_tools, *["thinking"] * reasons]
+    sees = not service.llm.engine.prompts.images.reason
+    return ["completion", *["tools"] * takes_tools, *["thinking"] * reasons, *["vision"] * sees]
 
 
 def details(model: ServedModel) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from ..encoding import to_json
 from ..errors import ApiError, invalid, shown
 from ..fields import Body, check_utf8
-from ..schemas import ChatBody
+from ..schemas import ChatBody, image_part
 from ..tool_schemas import MAX_TOOLS
 
 Text = Annotated[str, AfterValidator(check_utf8)]
@@ -28,6 +28,7 @@ WITHOUT_EFFECT = {
 }
 NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "top_logprobs": (0,), "truncation": ("disabled",)}
 TEXTS = ("input_text", "output_text", "text")
+IMAGE = "input_image"
 LARGEST_INPUT = 4096  # items
 SAMPLING = ("top_k", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos")
 REPEATED = ("tools", "tool_choice", "text", "reasoning")  # objects of the body that the answer has as they came
@@ -122,8 +123,8 @@ class ResponsesBody(Body):
             within = f"input[{at}]"
             kind = item.get("type", "message")
             if kind == "message":
-                role = item.get("role")
-                yield {"role": role, "content": text_of(item.get("content"), f"{within}.content")}
+                role, content = item.get("role"), item.get("content")
+                yield {"role": role, "content": parts_of(content, f"{within}.content", sees=role == "user")}
             elif kind == "function_call":
                 for name in ("call_id", "name", "arguments"):
                     require_text(item, name, within)
@@ -132,7 +133,7 @@ class ResponsesBody(Body):
                 yield {"role": "assistant", "content": None, "tool_calls": [call]}
             elif kind == "function_call_output":
                 require_text(item, "call_id", within)
-                output = text_of(item.get("output"), f"{within}.output")
+                output = parts_of(item.get("output"), f"{within}.output")
                 yield {"role": "tool", "tool_call_id": item["call_id"], "content": output}
             elif kind == "reasoning":
                 parts = item.get("content") or item.get("summary") or []
@@ -180,22 +181,29 @@ def require_text(item: Item, name: str, within: str) -> None:
         raise ApiError(400, f"{within}.{name} must be a text, got {shown(item.get(name))}", f"{within}.{name}")
 
 
-def text_of(content: object, param: str) -> str:
-    """Return a content's text: a string, or parts of text."""
+def parts_of(content: object, param: str, sees: bool = False) -> str | list[Item]:
+    """Return a content: its text, a string or parts of text; with images (sees) its parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise ApiError(400, f"{param} must be a text or a list of parts, got {shown(content)}", param)
+    found: list[Item] = []
     for at, part in enumerate(content):
         kind = part.get("type")
         if kind == "refusal":
             part = {"type": "text", "text": part.get("refusal")}
+        elif kind == IMAGE and sees:
+            require_text(part, "image_url", f"{param}[{at}]")
+            found.append(image_part(part["image_url"]))
+            continue
         elif kind not in TEXTS:
-            raise ApiError(
-                400, f"{param}[{at}].type must be {' or '.join(TEXTS)}, got {shown(kind)}", f"{param}[{at}].type"
-            )
+            kinds = " or ".join((*TEXTS, *[IMAGE] * sees))
+            raise ApiError(400, f"{param}[{at}].type must be {kinds}, got {shown(kind)}", f"{param}[{at}].type")
         require_text(part, "text", f"{param}[{at}]")
-    return "\n".join(part["refusal"] if part.get("type") == "refusal" else part["text"] for part in content)
+        found.append({"type": "text", "text": part["text"]})
+    if any(part["type"] != "text" for part in found):
+        return found
+    return "\n".join(part["text"] for part in found)
 
 
 def joined(messages: Iterable[Item]) -> Iterator[Item]:

@@ -48,7 +48,7 @@ async def props(request: Request) -> Response:
             "chat_template": template_of(tokenizer, False),
             "bos_token": getattr(tokenizer, "bos_token", None) or "",
             "eos_token": getattr(tokenizer, "eos_token", None) or "",
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": not service.llm.engine.prompts.images.reason, "audio": False},
             "build_info": f"torch_infini {__version__}",
             "device": described(service.llm.engine.model.device),
         }
