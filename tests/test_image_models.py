@@ -19,6 +19,8 @@ from support.rounding import assert_likeliest, sums_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.engine import images as reading
 from torch_infini.engine.images import PromptWithImages
+from torch_infini.patch.paged.images import PromptEmbedder
+from torch_infini.patch.paged.sites import Unserved
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 
 pytest.importorskip("transformers")
@@ -26,8 +28,8 @@ Image = pytest.importorskip("PIL.Image")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 EVERY = pytest.mark.parametrize("family", IMAGE_FAMILIES, ids=lambda family: family.kind)
-WITH_GEMMA = pytest.mark.parametrize("family", (*IMAGE_FAMILIES, GEMMA3), ids=lambda family: family.kind)
 COUNT = 8
+MARK = LLAVA.image_mark
 
 
 def greedy(count: int = COUNT, **settings: Any) -> SamplingParams:
@@ -71,7 +73,7 @@ def assert_continues(model: Any, llm: LLM, prompts: list[dict[str, Any]], output
         assert_likeliest(torch.tensor(output.token_ids), logits[0, len(output.prompt_token_ids) - 1 :], *sums)
 
 
-@WITH_GEMMA
+@EVERY
 def test_folders_of_text(family: ImageFamily, tmp_path: Path) -> None:
     """A folder continues texts, dense and quantized, in recorded steps."""
     model = family.save(tmp_path)
@@ -195,16 +197,63 @@ def test_async(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_seen_by_each_other(tmp_path: Path) -> None:
-    """Gemma 3's images, whose tokens see later ones, are refused with the reason, and other requests go on."""
-    GEMMA3.save(tmp_path)
+@EVERY
+def test_every_logit(family: ImageFamily, tmp_path: Path) -> None:
+    """Each token of a prompt in chunks has the log-probability that one ordinary call gives it."""
+    model = family.save(tmp_path)
+    llm = LLM(tmp_path, block_size=4, chunk_size=8)
+    prompt = with_images(f"{'word ' * 3}{family.image_mark} and {family.image_mark}.", image(0), image(1, 120, 40))
+    [output] = llm.generate(prompt, greedy(prompt_logprobs=0))
+    read = llm.engine.prompts.with_images(prompt)
+    assert isinstance(read, PromptWithImages)
+    ids = torch.tensor([list(read)])
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **read.inputs).logits[0]
+    want = logits.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
+    assert output.prompt_logprobs is not None
+    got = [one[token].logprob for one, token in zip(output.prompt_logprobs[1:], read[1:], strict=True)]
+    torch.testing.assert_close(torch.tensor(got), want, rtol=1e-4, atol=1e-4)
+
+
+def test_what_the_engine_does_not_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is refused with the reason once a prompt's images are there, and other requests go on."""
+    LLAVA.save(tmp_path)
     llm = LLM(tmp_path)
-    with pytest.raises(ValueError, match="see each other in its attention"):
-        llm.generate([with_images("a"), with_images(f"see {GEMMA3.image_mark}", image(0))], greedy())
-    assert len(llm.generate(with_images("a"), greedy())[0].token_ids) == COUNT
+    kept = PromptEmbedder._arguments
+
+    def more(self: PromptEmbedder, *args: Any) -> Any:
+        found, rules = kept(self, *args)
+        return {**found, "cross_attention_states": torch.zeros(1, 3, 8)}, rules
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptEmbedder, "_arguments", more)
+        with pytest.raises(ValueError, match=r"its text part takes cross_attention_states of \[1, 3, 8\] beside"):
+            llm.generate([with_images("a"), with_images(f"see {MARK}", image(0))], greedy())
+    given = [with_images("a"), with_images(f"see {MARK}", image(0))]
+    assert [len(output.token_ids) for output in llm.generate(given, greedy())] == [COUNT, COUNT]
 
 
-MARK = LLAVA.image_mark
+def test_rules_that_are_read(tmp_path: Path) -> None:
+    """A mask's function gives the tokens that see each other; one that is no text's otherwise is refused."""
+    GEMMA3.save(tmp_path)
+    embedder = LLM(tmp_path).engine.model._embedder
+    seen = torch.ones(9, 9, dtype=torch.bool).tril()
+    seen[2:5, 2:5] = seen[5:7, 5:7] = True
+
+    def rule(of: torch.Tensor) -> Any:
+        return lambda batch, head, query, key: of[query, key]
+
+    assert embedder._spans(rule(seen), 9) == ((2, 5), (5, 7))
+    assert embedder._spans(rule(torch.ones(9, 9, dtype=torch.bool)), 9) == ((0, 9),)
+    wrong = seen.clone()
+    wrong[8, 0] = False
+    more = seen.clone()
+    more[2, 7] = True
+    for bad in (wrong, more):
+        with pytest.raises(Unserved, match="its attention sees other keys"):
+            embedder._spans(rule(bad), 9)
+
+
 BAD: tuple[tuple[Any, str], ...] = (
     (with_images("no mark", image(0)), "the model's processor must take text and images"),
     (with_images(f"{MARK}{MARK}", image(0)), "the model's processor must take text and images"),

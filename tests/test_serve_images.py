@@ -15,10 +15,12 @@ pytest.importorskip("httpx2")
 pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
-from support.image_models import GEMMA3, QWEN2_5_VL
+from support.image_models import QWEN2_5_VL
 from support.serving import MODEL, ask, events_of, save_model, service_of
 from test_image_models import greedy, image, png, url
 from torch_infini import LLM, AsyncLLM
+from torch_infini.patch.paged.images import PromptEmbedder
+from torch_infini.patch.paged.sites import Unserved
 from torch_infini.serve import Service
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -148,14 +150,17 @@ def test_refused(service: Service, tmp_path: Path) -> None:
     with_text.close()
 
 
-def test_what_the_model_finds_late(tmp_path: Path) -> None:
+def test_what_the_model_finds_late(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that are refused once they are encoded are the client's error too, and other requests go on."""
-    GEMMA3.save(tmp_path)
-    llm = AsyncLLM(tmp_path)
-    service = service_of(llm)
-    for stream in (False, True):
-        answer = ask(service, "POST", "/v1/chat/completions", json={"model": MODEL, **chat([PART], stream=stream)})
-        assert "see each other in its attention" in answer.text
-        assert stream or answer.status_code == 400
-    assert post(service, "/v1/chat/completions", **chat("hello")).json()["choices"]
-    llm.close()
+
+    def refuse(*args: Any) -> None:
+        raise Unserved("its text part is another")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptEmbedder, "_terms", refuse)
+        for stream in (False, True):
+            body = {"model": MODEL, **chat([PART], stream=stream)}
+            answer = ask(service, "POST", "/v1/chat/completions", json=body)
+            assert "its text part is another" in answer.text
+            assert stream or answer.status_code == 400
+    assert post(service, "/v1/chat/completions", **chat([PART])).json()["choices"]

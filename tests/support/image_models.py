@@ -161,6 +161,32 @@ def _qwen3(ids: dict[str, int]) -> dict[str, Any]:
     return _qwen(ids, {**tower, "deepstack_visual_indexes": [0, 1]}, rope)
 
 
+def _qwen3_5(ids: dict[str, int]) -> dict[str, Any]:
+    tower = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64, "num_position_embeddings": 64}
+    text = {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "rope_parameters": {**MROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
+    }
+    return _qwen(ids, tower, text)
+
+
+def _internvl(ids: dict[str, int]) -> dict[str, Any]:
+    side = 4 * PATCH
+    return {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {**TOWER, "image_size": [side, side], "patch_size": [PATCH, PATCH]},
+        "image_token_id": ids["<IMG_CONTEXT>"],
+        "image_seq_length": 4,
+        "downsample_ratio": 0.5,
+        "vision_feature_layer": -1,
+        "tie_word_embeddings": False,
+    }
+
+
 def _idefics3(ids: dict[str, int]) -> dict[str, Any]:
     return {
         "text_config": {"model_type": "llama", **TEXT},
@@ -173,7 +199,8 @@ def _idefics3(ids: dict[str, int]) -> dict[str, Any]:
 
 def _gemma3(ids: dict[str, int]) -> dict[str, Any]:
     return {
-        "text_config": TEXT | {"sliding_window": 32},
+        "text_config": TEXT
+        | {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
         "vision_config": {**TOWER, "model_type": "siglip_vision_model"},
         "image_token_id": ids["<image_soft_token>"],
         "boi_token_index": ids["<start_of_image>"],
@@ -208,6 +235,29 @@ QWEN3_VL = ImageFamily(
     ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
     _QWEN_IMAGES,
 )
+QWEN3_5 = ImageFamily(
+    "qwen3_5",
+    _qwen3_5,
+    QWEN_MARKS,
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
+    _QWEN_IMAGES,
+)
+INTERNVL = ImageFamily(
+    "internvl",
+    _internvl,
+    ("<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+    "<IMG_CONTEXT>",
+    ("InternVLProcessor", "GotOcr2ImageProcessor"),
+    {**SQUARES, "max_patches": 4},
+    {"image_seq_length": 4},
+    {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    },
+)
 IDEFICS3 = ImageFamily(
     "idefics3",
     _idefics3,
@@ -227,4 +277,4 @@ GEMMA3 = ImageFamily(
     {"image_seq_length": 4},
     {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
 )
-IMAGE_FAMILIES = (LLAVA, QWEN2_5_VL, QWEN3_VL, IDEFICS3)
+IMAGE_FAMILIES = (LLAVA, QWEN2_5_VL, QWEN3_VL, QWEN3_5, INTERNVL, IDEFICS3, GEMMA3)

@@ -12,6 +12,7 @@ import io
 import threading
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .errors import described
 MAX_PIXELS = 1 << 26  # of all images of a prompt: 192 MiB as bytes of three colours
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 IMAGE_PARTS = ("image_url", "image_pil", "image")  # parts of messages
+VIDEOS = "video_processor"  # a part of processors
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _NAME = "torch_infini.LLM"
 _URL = "data:image/png;base64,..."
@@ -107,7 +109,8 @@ class ImageReader:
             raise ValueError(
                 f"{_NAME}: the model's processor must take text and images, got {described(error)}"
             ) from error
-        found.pop("attention_mask", None)
+        for name in ("attention_mask", "labels"):
+            found.pop(name, None)
         return PromptWithImages(tokens, text, {name: x for name, x in found.items() if isinstance(x, Tensor)})
 
 
@@ -127,37 +130,42 @@ def load_processor(folder: Path) -> Any:
         raise ValueError(f"{_NAME}: the model's folder must have {names} to read images, got {folder} without")
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        try:
-            return AutoProcessor.from_pretrained(folder, **options)
-        except ImportError:
-            found = _without_videos(folder)
-            if found is None:
-                raise
-            return found.from_pretrained(folder, **options)
-    except Exception as error:  # broken files raise exceptions of any type
+        return AutoProcessor.from_pretrained(folder, **options)
+    except Exception as error:  # broken files raise exceptions of any type, and so do packages that are missing
+        with suppress(Exception):
+            return _without_videos(folder).from_pretrained(folder, **options)
         cause = " ".join(str(error).split())[:300] or type(error).__name__
         raise ValueError(f"{_NAME}: {folder} must hold a processor that transformers loads, got: {cause}") from error
 
 
 def _without_videos(folder: Path) -> Any:
-    """Return the class of a folder's processor, less its part for videos, which needs torchvision; None if unknown."""
+    """Return the class of a folder's processor, less its part for videos, which needs torchvision.
+
+    Raises:
+        TypeError: If the folder names no class of transformers.
+    """
     import transformers
     from transformers import ProcessorMixin
 
     named = (read_object(folder / name).get("processor_class") for name in PROCESSOR_FILES if (folder / name).is_file())
     cls = next((getattr(transformers, name, None) for name in named if isinstance(name, str)), None)
     if not isinstance(cls, type) or not issubclass(cls, ProcessorMixin):
-        return None
+        raise TypeError(cls)
 
-    base = cls
+    base: Any = cls
+    parts = base.get_attributes()
 
-    class WithoutVideos(base):  # type: ignore[misc, valid-type]  # known here alone
-        def __init__(self, *parts: Any, **settings: Any) -> None:
-            super().__init__(*parts, **{"video_processor": None, **settings})
-
+    class WithoutVideos(base):  # type: ignore[misc]  # known here alone
         @classmethod
         def get_attributes(cls) -> list[str]:
-            return [name for name in base.get_attributes() if name != "video_processor"]
+            return [name for name in parts if name != VIDEOS]
+
+        @classmethod
+        def _get_arguments_from_pretrained(cls, *args: Any, **settings: Any) -> list[Any]:
+            found: list[Any] = super()._get_arguments_from_pretrained(*args, **settings)
+            if VIDEOS in parts:
+                found.insert(parts.index(VIDEOS), None)
+            return found
 
     WithoutVideos.__name__ = cls.__name__
     return WithoutVideos
@@ -203,17 +211,23 @@ def keys_of(tokens: SequenceOf[int], embedded: EmbeddedPrompt) -> list[int]:
     """
     keys = list(tokens)
     rows = embedded.is_image.nonzero().flatten().tolist()
-    if not rows:
-        return keys
     # Where a token counts is part of what it is: images of one colour have like rows in any shape.
     where = embedded.positions if embedded.positions is not None else torch.tensor([[0]]).expand(1, len(keys))
     places = where.cpu().t().contiguous()
     values = embedded.embeddings.detach().cpu().contiguous().view(torch.uint8)
     for row in rows:
-        digest = hashlib.blake2b(values[row].numpy().tobytes(), digest_size=16)
-        digest.update(repr((places[row] - places[rows[0]]).tolist()).encode())
-        keys[row] = -1 - int.from_bytes(digest.digest(), "little")
+        keys[row] = number_of(values[row], (places[row] - places[rows[0]]).tolist())
+    for first, end in embedded.spans:  # each token's keys and values follow from all of them
+        whole = number_of(values[first:end], (places[first:end] - places[first]).tolist())
+        keys[first:end] = range(whole, whole - (end - first), -1)
     return keys
+
+
+def number_of(values: Tensor, places: list[Any]) -> int:
+    """Return a negative number that follows from bytes and places."""
+    digest = hashlib.blake2b(values.numpy().tobytes(), digest_size=16)
+    digest.update(repr(places).encode())
+    return -1 - int.from_bytes(digest.digest(), "little")
 
 
 def file_of_url(url: Any) -> bytes:

@@ -156,7 +156,10 @@ class Scheduler:
     def _chunk_end(self, sequence: Sequence, at: int) -> int:
         """Return where the chunk that begins at token `at` ends."""
         last = sequence.in_chunks
-        return at + 1 if at >= last else min(last, (at // self.chunk_size + 1) * self.chunk_size)
+        if at >= last:
+            return at + 1
+        end = min(last, (at // self.chunk_size + 1) * self.chunk_size)
+        return next((b for a, b in sequence.spans if a < end < b), end)
 
     def _admit(self) -> bool:
         """Run the first waiting sequence if blocks for all of its tokens are free."""
@@ -189,6 +192,7 @@ class Scheduler:
 
         def may_end(tokens: int, identity: int) -> bool:
             whole = tokens >= last or tokens % self.chunk_size == 0
+            whole = whole and not any(a < tokens < b for a, b in sequence.spans)
             return reuses and whole and (states is None or states.has(identity))
 
         return self.blocks.match(sequence.keys, may_end, sequence.root)

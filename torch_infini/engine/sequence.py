@@ -154,6 +154,11 @@ class Sequence:
         return self.tokens if keys is None else [*keys, *self.output]
 
     @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """(first, end) of tokens of the prompt that are computed together, because they see each other."""
+        return () if self.request.embedded is None else self.request.embedded.spans
+
+    @property
     def shift(self) -> int:
         """What is added to the places of the tokens that follow its prompt."""
         return 0 if self.request.embedded is None else self.request.embedded.shift

@@ -33,6 +33,7 @@ class EmbeddedPrompt(NamedTuple):
         shift: What is added to the places of the tokens that follow the prompt.
         terms: Further arguments of the text part by name.
         is_image: [S] bool, which tokens stand for a part of an image.
+        spans: (first, end) of tokens that see each other, later ones too: one image each, or the whole prompt.
     """
 
     embeddings: Tensor
@@ -40,6 +41,7 @@ class EmbeddedPrompt(NamedTuple):
     shift: int
     terms: dict[str, Term]
     is_image: Tensor
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 class EmbeddedRows(NamedTuple):

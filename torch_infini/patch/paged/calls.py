@@ -5,7 +5,9 @@ Keys and values are first written to the cache, values padded to the width of ke
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +61,7 @@ class PagedBackend:
         self.rotation = None if switch is None else RotationByRow(switch, batch.positions)
         self.positions = batch.positions if self.rotation is None else self.rotation.positions
         self._rows: Tensor | None = None  # each token's row of cos and sin, which have one for each token
+        self._queries = queries_of(batch) if any(row.prompt.spans for row in batch.embedded) else None
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: ScoreTerms
@@ -164,6 +167,67 @@ class PagedBackend:
         args = q, keys, values, batch.block_tables, batch.seq_lens
         sinks = None if scores.sinks is None else scores.sinks.to(q.dtype)
         terms = None, scores.scale, site.window.size, *scales, scores.softcap, sinks
+        if self._queries is not None:
+            return self._queries.attend(args, terms, site.window.size)
         if batch.cum_seq_lens_q is None:
             return _paged_attention(*args, *terms)
         return _paged_attention_prefill(*args, batch.cum_seq_lens_q, *terms)
+
+
+class Queries(NamedTuple):
+    """A batch whose tokens see later ones of their span, as sequences in which no token sees a later one.
+
+    A token in a span is a sequence of its own, which ends with the span.
+
+    Attributes:
+        tables: [n] the row of the block tables of each sequence.
+        lengths: [n] its keys.
+        starts: [n + 1] its first query.
+        within: (index of the token in the batch, row of the block tables, keys, keys behind the token) of each token in
+            a span.
+    """
+
+    tables: Tensor
+    lengths: Tensor
+    starts: Tensor
+    within: list[tuple[int, int, int, int]]
+
+    def attend(self, args: tuple[Tensor, ...], terms: tuple[Any, ...], window: int) -> Tensor:
+        """Compute attention of the batch; arguments of the op, and how many keys a token sees; 0: all."""
+        q, keys, values, tables, _ = args
+        y = _paged_attention_prefill(q, keys, values, tables[self.tables], self.lengths, self.starts, *terms)
+        # What the op calls a window ends with the last key: one that is cut differs from token to token.
+        cut: dict[int, list[tuple[int, int, int]]] = {}
+        for token, row, length, behind in self.within:
+            if 0 < window < length:
+                cut.setdefault(window + behind, []).append((token, row, length))
+        for size, tokens in cut.items():
+            at, rows, lengths = (torch.tensor(numbers, device=q.device) for numbers in zip(*tokens, strict=True))
+            mine = *terms[:2], size, *terms[3:]
+            y[at] = _paged_attention(q[at], keys, values, tables[rows], lengths, *mine)
+        return y
+
+
+def queries_of(batch: Batch) -> Queries:
+    """Return the queries of a batch in which tokens of prompts see later ones."""
+    starts = torch.arange(len(batch.seq_lens) + 1) if batch.cum_seq_lens_q is None else batch.cum_seq_lens_q
+    begin, lengths = starts.tolist(), batch.seq_lens.tolist()
+    prompts = {row.first: row.prompt for row in batch.embedded}
+    pieces: list[tuple[int, int, int]] = []  # row of the block tables, queries, keys
+    within: list[tuple[int, int, int, int]] = []
+    for row, length in enumerate(lengths):
+        first, end = begin[row], begin[row + 1]
+        place = length - (end - first)
+        spans = prompts[first].spans if first in prompts else ()
+        for a, b in [span for span in spans if place <= span[0] and span[1] <= length]:
+            if a > place:
+                pieces.append((row, a - place, a))
+            for token in range(a, b):
+                pieces.append((row, 1, b))
+                within.append((first + token - (length - (end - first)), row, b, b - 1 - token))
+            place = b
+        if place < length:
+            pieces.append((row, length - place, length))
+    rows, counts, ends = zip(*pieces, strict=True)
+    make = partial(torch.tensor, device=batch.tokens.device)
+    return Queries(make(rows), make(ends), make([0, *accumulate(counts)]), within)

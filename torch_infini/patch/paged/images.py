@@ -59,7 +59,7 @@ class PromptEmbedder:
     """
 
     def __init__(self, model: nn.Module, modules: Collection[nn.Module], windows: Collection[int]) -> None:
-        self._model, self._windows = model, sorted(set(windows))
+        self._model, self._windows = model, {0, *windows}  # a rule for all keys may be of no layer
         inner = find_causal_model(model)
         self._embedding: nn.Module = inner.get_input_embeddings()
         self._text = text_part(inner, [*modules, self._embedding])
@@ -87,8 +87,9 @@ class PromptEmbedder:
         says_nothing = isinstance(mask, Tensor) and mask.dim() == 2 and bool(mask.all())
         if mask is not None and not rules and not says_nothing:
             raise Unserved("its attention has a mask that is not of transformers' mask functions")
-        for rule in rules:
-            self._check_rule(rule, len(tokens))
+        spans = {self._spans(rule, len(tokens)) for rule in rules}
+        if len(spans) > 1:
+            raise Unserved("the tokens of an image see each other in some layers alone")
         positions = found.get("position_ids")
         positions = None if positions is None else positions.reshape(-1, len(tokens))
         shift = 0
@@ -98,7 +99,8 @@ class PromptEmbedder:
             shift = int(counted.max()) + 1 - len(tokens)
         of_text = self._embedding(tokens[None])
         is_image = (of_text != embeddings.to(of_text.dtype)).any(-1)[0]
-        return EmbeddedPrompt(embeddings[0], positions, shift, self._terms(found, len(tokens)), is_image)
+        terms = self._terms(found, len(tokens))
+        return EmbeddedPrompt(embeddings[0], positions, shift, terms, is_image, *spans)
 
     @contextmanager
     def replacing(self, rows: Collection[EmbeddedRows]) -> Iterator[None]:
@@ -173,21 +175,31 @@ class PromptEmbedder:
             terms[name] = Term(kept, is_list, marked)
         return terms
 
-    def _check_rule(self, visible: Callable[..., Any], count: int) -> None:
-        """Raise Unserved if a mask's function shows other keys of a prompt than those of a text."""
+    def _spans(self, visible: Callable[..., Any], count: int) -> tuple[tuple[int, int], ...]:
+        """Return which tokens of a prompt see each other by a mask's function, as EmbeddedPrompt.spans.
+
+        Raises:
+            Unserved: If a token sees other keys than those of its span, and as many before as in a text.
+        """
+        shown = torch.empty(count, count, dtype=torch.bool)
         zero, keys = torch.tensor(0), torch.arange(count)
-        fits = set(self._windows)
-        for queries in keys.split(_ROWS):
-            behind = queries[:, None] - keys
-            try:
-                shown = torch.as_tensor(visible(zero, zero, queries[:, None], keys)).expand(behind.shape)
-            except (IndexError, RuntimeError) as error:
-                raise Unserved("which keys its attention sees follows from more than positions") from error
-            if bool((shown & (behind < 0)).any()):
-                raise Unserved("the tokens of an image see each other in its attention, later ones too")
-            fits = {size for size in fits if bool((shown == (behind >= 0) & (behind < (size or count))).all())}
-        if not fits:
+        try:
+            for queries in keys.split(_ROWS):
+                shown[queries] = torch.as_tensor(visible(zero, zero, queries[:, None], keys)).expand(len(queries), -1)
+        except (IndexError, RuntimeError) as error:
+            raise Unserved("which keys its attention sees follows from more than positions") from error
+        ends = (torch.where(shown, keys, -1).amax(1) + 1).tolist()  # of the keys that a token sees
+        spans: list[tuple[int, int]] = []
+        for place, end in enumerate(ends):
+            if end > place + 1 and (not spans or place >= spans[-1][1]):
+                spans.append((place, end))
+        allowed = keys[:, None] >= keys
+        for first, end in spans:
+            allowed[first:end, first:end] = True
+        behind = keys[:, None] - keys
+        if not any(bool((shown == (allowed & (behind < (size or count)))).all()) for size in self._windows):
             raise Unserved("its attention sees other keys of a prompt with images than of a text")
+        return tuple(spans)
 
 
 def text_part(inner: nn.Module, modules: Collection[nn.Module]) -> nn.Module:
