@@ -19,6 +19,7 @@ from support.rounding import assert_likeliest, sums_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.engine import images as reading
 from torch_infini.engine.images import PromptWithImages
+from torch_infini.patch.paged import sites
 from torch_infini.patch.paged.images import PromptEmbedder
 from torch_infini.patch.paged.sites import Unserved
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
@@ -113,6 +114,23 @@ def test_tokens(family: ImageFamily, tmp_path: Path) -> None:
     few = LLM(tmp_path, block_size=4, cache_blocks=blocks + 3, enable_prefix_caching=False)
     assert_continues(model, few, many, few.generate(many, greedy()))
     assert few.metrics().preemptions > 0
+
+
+@EVERY
+def test_towers_attend_by_our_kernel(family: ImageFamily, tmp_path: Path) -> None:
+    """While a prompt is embedded, and as the model's config says before and after."""
+    family.save(tmp_path)
+    llm = LLM(tmp_path)
+    read = llm.engine.prompts.with_images(with_images(family.image_mark, image(0)))
+    assert isinstance(read, PromptWithImages)
+    configs = sites.configs_of(llm.engine.model.model)
+    before = [config._attn_implementation for config in configs]
+    with torch.profiler.profile() as profile:
+        llm.engine.model.embed(read, read.inputs)
+    calls = {event.key for event in profile.key_averages()}
+    assert "infini::attention" in calls and not any("scaled_dot_product" in name for name in calls)
+    assert [config._attn_implementation for config in configs] == before
+    assert "sdpa" in before
 
 
 @EVERY

@@ -5,7 +5,7 @@ transformers makes masks by functions of two positions, which say more than the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -289,18 +289,28 @@ def configs_of(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def implementation(configs: list[Any], name: str, backend: AttentionBackend) -> Iterator[None]:
-    """Set the attention implementation of these configs, and this thread's backend, for the body."""
-    before = [getattr(config, IMPLEMENTATION) for config in configs]
-    outer, CURRENT.backend = CURRENT.backend, backend
+def implementations(named: Mapping[str, list[Any]]) -> Iterator[None]:
+    """Set the attention implementation of configs by its name for the body."""
+    before = [(config, getattr(config, IMPLEMENTATION)) for configs in named.values() for config in configs]
     try:
-        for config in configs:
-            setattr(config, IMPLEMENTATION, name)
+        for name, configs in named.items():
+            for config in configs:
+                setattr(config, IMPLEMENTATION, name)
         yield
     finally:
-        CURRENT.backend = outer
-        for config, old in zip(configs, before, strict=True):
+        for config, old in before:
             setattr(config, IMPLEMENTATION, old)
+
+
+@contextmanager
+def implementation(configs: list[Any], name: str, backend: AttentionBackend) -> Iterator[None]:
+    """Set the attention implementation of these configs, and this thread's backend, for the body."""
+    outer, CURRENT.backend = CURRENT.backend, backend
+    try:
+        with implementations({name: configs}):
+            yield
+    finally:
+        CURRENT.backend = outer
 
 
 def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[Sites, Tensor]:
