@@ -1,4 +1,4 @@
-"""The table of docs/server.md: the server beside others."""
+"""The tables of docs/server.md: what the server costs, and the server beside others."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ def servers_of(rows: Rows) -> list[str]:
 def heads(rows: Rows) -> str:
     servers = [NAMES.get(name, name) for name in servers_of(rows)]
     return " | ".join(["model, clients, threads", *servers, "torch_infini to the best other"])
+
+
+@table(
+    "serving.csv",
+    "model, clients, threads | `LLM.generate` | `AsyncLLM.stream` | server | of `LLM.generate` | "
+    "later than `AsyncLLM`: first token, ms | another token, ms",
+)
+def serving(rows: Rows) -> Cells:
+    """Tokens a second of one engine by each way to it, and what the server adds."""
+    for row in rows:
+        rates = [number(row, f"{way}_tokens_per_s", "{:,.0f}") for way in ("generate", "streams", "served")]
+        added = [number(row, f"{name}_added_ms", "{:.1f}") for name in ("ttft", "itl")]
+        yield [f"{row['shape']}, {row['clients']}, {row['threads']}", *rates, number(row, "ratio", "{:.2f}"), *added]
 
 
 @table("serving-peers.csv", heads)
