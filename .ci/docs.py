@@ -262,9 +262,9 @@ def libraries_table() -> Iterator[str]:
         yield row(f"`{name}`", holds, sources, below)
 
 
-def families_table() -> Iterator[str]:
-    """What patch_model and the engine make of every causal type of transformers."""
-    with (ROOT / "docs" / "families.csv").open(newline="", encoding="utf-8") as file:
+def families_table(name: str = "families.csv") -> Iterator[str]:
+    """What patch_model and the engine make of every causal type of transformers, or of those of another file."""
+    with (ROOT / "docs" / name).open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for column in ("patched", "engine", "folder", "ranks"):
         values = [one[column] for one in rows if one[column]]
@@ -303,6 +303,7 @@ GENERATORS: dict[str, Callable[[], Iterable[str]]] = {
     "gpu goals": gpu_goals,
     "infinicore": infinicore_table,
     "families": families_table,
+    "image families": partial(families_table, "image-families.csv"),
     "libraries": libraries_table,
     "matrix": matrix_table,
     "scale-out": scale_out_table,

@@ -1,8 +1,10 @@
 """What patch_model and the engine make of every causal type of transformers, each from a small config.
 
     python benchmarks/every_type.py [TYPE ...] [--write docs/families.csv]
+    python benchmarks/every_type.py --images [--write docs/image-families.csv]
 
-In float32. Exit status 1 where something computes other tokens, or fails.
+In float32. --images: the text of every type that reads images too, and is not among the causal ones. Exit status 1
+where something computes other tokens, or fails.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from torch_infini.distributed import TPGroup
 from torch_infini.distributed.rank_threads import on_ranks
 from torch_infini.patch.paged import OwnCacheModel
 from torch_infini.patch.paged.serve import load_served_model
-from torch_infini.testing.causal_types import VOCABULARY, build, causal_types
+from torch_infini.testing import causal_types, image_types
+from torch_infini.testing.causal_types import VOCABULARY
 
 LIMIT = 600  # seconds for a type, also beside busy loops
 ALLOWED = 1e-4  # of the difference
@@ -77,6 +80,11 @@ def tokens_of(*lengths: int) -> list[list[int]]:
 
 
 PROMPTS = tokens_of(3, 33, 18)
+
+
+def build(kind: str) -> Any:
+    """A small model of a type."""
+    return (image_types if kind in image_types.image_types() else causal_types).build(kind)
 
 
 def logits_of(model: Any, *texts: Sequence[int]) -> Tensor:
@@ -249,11 +257,13 @@ def examine_all(kinds: Sequence[str], processes: int = 2) -> Iterator[Row]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python benchmarks/every_type.py", description=__doc__)
     parser.add_argument("types", nargs="*", metavar="TYPE", help="default: all of transformers'")
+    parser.add_argument("--images", action="store_true", help="all that read images, and no causal ones")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the rows as CSV")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     given = parser.parse_args(arguments)
     rows = []
-    for row in examine_all(given.types or causal_types(), given.processes):
+    every = image_types.image_types() if given.images else causal_types.causal_types()
+    for row in examine_all(given.types or every, given.processes):
         rows.append(row)
         print(
             f"{row.type:24} {row.patched:9} {row.modules:9} {row.difference:8} {row.engine:9} {row.why or row.reasons}"

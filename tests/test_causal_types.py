@@ -1,11 +1,14 @@
-"""Every causal type of transformers: none is patched or served wrong; docs/families.csv is what a run gives."""
+"""Every causal type of transformers, and every one with images: none is patched or served wrong.
+
+docs/families.csv and docs/image-families.csv are what runs give.
+"""
 
 from __future__ import annotations
 
 import csv
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,12 @@ from torch import nn
 from torch_infini.patch import load_model, patch_model
 from torch_infini.patch.swap import Patched
 from torch_infini.testing.causal_types import build, causal_types
+from torch_infini.testing.image_types import image_types
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE = ROOT / "docs" / "families.csv"
 # A fused layer, experts, keys wider than values, with images, no rotation, sinks, states of two kinds, an encoder, two
 # rotations, a cache of transformers' own.
 SAMPLE = (
@@ -43,8 +46,13 @@ WITHOUT_CACHE = ("blt", "cpmant", "hrm_text", "rwkv", "xlstm")
 BY_ORIGINAL = {"Model", "DecoderModel", "RotaryEmbedding", "InterfaceAttention", "MethodAttention"}
 
 
-with TABLE.open(newline="", encoding="utf-8") as file:
-    ROWS = {row["type"]: row for row in csv.DictReader(file)}
+def rows_of(name: str) -> dict[str, dict[str, str]]:
+    """The rows of a table in docs by type."""
+    with (ROOT / "docs" / name).open(newline="", encoding="utf-8") as file:
+        return {row["type"]: row for row in csv.DictReader(file)}
+
+
+ROWS, IMAGE_ROWS = rows_of("families.csv"), rows_of("image-families.csv")
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +63,9 @@ def every_type() -> Iterator[Any]:
     sys.path.remove(str(ROOT / "benchmarks"))
 
 
-def agree(row: Any) -> None:
+def agree(row: Any, table: Mapping[str, Mapping[str, str]] = ROWS) -> None:
     """The committed row says what was found, but for numbers that depend on the CPU."""
-    committed = ROWS[row.type]
+    committed = table[row.type]
     names = ("patched", "modules", "engine", "folder", "ranks")
     assert tuple(getattr(row, name) for name in names) == tuple(committed[name] for name in names)
 
@@ -99,6 +107,27 @@ def test_every_parameter_is_read(kind: str, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     found = dict(load_model(tmp_path).named_parameters())
     assert all(torch.equal(found[name], parameter) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "minimax_m3_vl", "paligemma"])
+def test_image_sample(kind: str, every_type: Any) -> None:
+    agree(every_type.examine_quietly(kind), IMAGE_ROWS)
+
+
+@pytest.mark.full
+def test_every_fourth_with_images(every_type: Any) -> None:
+    found = list(every_type.examine_all([*IMAGE_ROWS][::4]))
+    assert not [row for row in found if row.patched == "failed" or "differs" in (row.engine, row.folder, row.ranks)]
+    for row in found:
+        agree(row, IMAGE_ROWS)
+
+
+def test_the_table_of_images_has_every_type() -> None:
+    if transformers.__version__.startswith("5.24."):
+        assert sorted(IMAGE_ROWS) == image_types()
+    engine = [row["engine"] for row in IMAGE_ROWS.values()]
+    assert engine.count("served") + engine.count("recorded") >= 52
+    assert not [row for row in IMAGE_ROWS.values() if row["patched"] == "failed" or "differs" in row.values()]
 
 
 def test_a_type_that_is_none(every_type: Any) -> None:

@@ -16,6 +16,7 @@ from transformers.masking_utils import sdpa_mask
 
 from ...nn.states import StateShape
 from ..checks.conditions import dense_last
+from ..checks.trial import rms
 from ..layers.interface import IMPLEMENTATION, attend
 from ..layers.paged import CURRENT, AttentionBackend, ScoreTerms, paged_attention_forward
 
@@ -25,6 +26,7 @@ ssd = torch.ops.infini.ssd.default
 selective_scan = torch.ops.infini.selective_scan.default
 
 _RECORDING_NAME = "infini_recording"
+_UNLIKE = 0.05  # of logits: beyond rounding in any dtype
 
 
 # Entries of configs for layers that do not see all keys.
@@ -159,16 +161,19 @@ class _RecordingBackend:
 
     def __init__(self, positions: int) -> None:
         self.positions = positions
-        # With the tensors themselves, so that no memory is reused.
-        self.masks: dict[Hashable, tuple[Tensor, Callable[..., Any]]] = {}
+        # With the tensors themselves, so that no memory is reused; and whether transformers may leave the mask out.
+        self.masks: dict[Hashable, tuple[Tensor, Callable[..., Any], bool]] = {}
         self.written: dict[Hashable, tuple[Tensor, Tensor, Site]] = {}
         self.sites = Sites({}, {})
+        # Whether a module that is not causal by itself gets a causal mask here: outside of this call transformers may
+        # leave such a mask out, and SDPA then shows all tokens.
+        self.leaves_masks = False
 
     def mask(self, **kwargs: Any) -> Tensor | None:
         """Make the mask as for SDPA, and keep its function. transformers calls it once for each kind of mask."""
         made = sdpa_mask(**{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
         if made is not None:
-            self.masks[memory_of(made)] = made, kwargs["mask_function"]
+            self.masks[memory_of(made)] = made, kwargs["mask_function"], kwargs.get("allow_is_causal_skip", True)
         return made
 
     def attend(
@@ -190,6 +195,8 @@ class _RecordingBackend:
             window = Window(0, self.positions)
         elif (made := self.masks.get(memory_of(mask))) is not None:
             window = window_of(text_rule(made[1], q.shape[1]), self.positions)
+            if made[2] and not (scores.causal or window.size):
+                self.leaves_masks = True
         else:
             raise Unserved("its attention has a mask that is not of transformers' mask functions")
         if scores.window:
@@ -345,6 +352,11 @@ def find_sites(model: nn.Module, tokens: Tensor, positions: int) -> tuple[Sites,
     if not logits.is_meta and not logits.isfinite().all():
         name = next((name for name, p in model.named_parameters() if not p.isfinite().all()), None)
         raise Unserved(f"its logits are NaN or infinite{f', as {name} is' if name else ''}")
+    if backend.leaves_masks and not logits.is_meta:
+        with torch.no_grad():
+            ordinary = model(input_ids=tokens, use_cache=False).logits[0]
+        if rms((ordinary - logits).float()) > _UNLIKE * rms(logits.float()):
+            raise Unserved("its attention sees later tokens where a mask would be causal alone")
     if not backend.sites.attention and not backend.sites.states:
         raise Unserved("no layer of it calls transformers' attention interface")
     return backend.sites, logits
