@@ -269,15 +269,17 @@ def families_table(name: str = "families.csv") -> Iterator[str]:
     for column in ("patched", "engine", "folder", "ranks"):
         values = [one[column] for one in rows if one[column]]
         counts = ", ".join(f"{values.count(value)} {value}" for value in sorted(set(values)))
-        yield f"* {column}: {counts}"
+        if counts:
+            yield f"* {column}: {counts}"
     yield ""
-    yield "| type | patched | replaced / left | difference | engine | folder | two ranks | why |"
-    yield "| --- | --- | ---: | ---: | --- | --- | --- | --- |"
+    ranks = any(one["ranks"] for one in rows)  # encoders are not shared
+    yield f"| type | patched | replaced / left | difference | engine | folder |{' two ranks |' * ranks} why |"
+    yield f"| --- | --- | ---: | ---: | --- | --- |{' --- |' * ranks} --- |"
     for one in rows:
         other = one["folder_why"] if one["folder_why"] != one["why"] else ""
-        ranks = one["ranks_why"] and f"ranks: {one['ranks_why']}"
-        reasons = "; ".join(filter(None, (one["reasons"], one["why"], other, ranks)))
-        columns = ("type", "patched", "modules", "difference", "engine", "folder", "ranks")
+        of_ranks = one["ranks_why"] and f"ranks: {one['ranks_why']}"
+        reasons = "; ".join(filter(None, (one["reasons"], one["why"], other, of_ranks)))
+        columns = ("type", "patched", "modules", "difference", "engine", "folder", *("ranks",) * ranks)
         yield row(*(one[name] for name in columns), reasons)
 
 
@@ -304,6 +306,7 @@ GENERATORS: dict[str, Callable[[], Iterable[str]]] = {
     "infinicore": infinicore_table,
     "families": families_table,
     "image families": partial(families_table, "image-families.csv"),
+    "encoder families": partial(families_table, "encoder-families.csv"),
     "libraries": libraries_table,
     "matrix": matrix_table,
     "scale-out": scale_out_table,

@@ -2,9 +2,10 @@
 
     python benchmarks/every_type.py [TYPE ...] [--write docs/families.csv]
     python benchmarks/every_type.py --images [--write docs/image-families.csv]
+    python benchmarks/every_type.py --encoders [--write docs/encoder-families.csv]
 
-In float32. --images: the text of every type that reads images too, and is not among the causal ones. Exit status 1
-where something computes other tokens, or fails.
+In float32. --images: the text of every type that reads images too, and is not among the causal ones. --encoders: the
+states of every type with a masked language model. Exit status 1 where something computes otherwise, or fails.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,7 +34,7 @@ from torch_infini.distributed import TPGroup
 from torch_infini.distributed.rank_threads import on_ranks
 from torch_infini.patch.paged import OwnCacheModel
 from torch_infini.patch.paged.serve import load_served_model
-from torch_infini.testing import causal_types, image_types
+from torch_infini.testing import causal_types, encoder_types, image_types
 from torch_infini.testing.causal_types import VOCABULARY
 
 LIMIT = 600  # seconds for a type, also beside busy loops
@@ -163,6 +165,59 @@ def examine(kind: str) -> Row:
     return row
 
 
+def states_of(model: Any, text: Sequence[int]) -> Tensor:
+    """The states of a text after an encoder's last layer."""
+    with torch.no_grad():
+        states: Tensor = model(input_ids=torch.tensor([list(text)]))[0][0]
+    return states
+
+
+def examine_encoder(kind: str) -> Row:
+    """Build an encoder of a type, patch it, serve it and its folder, and compare each with the model as it was."""
+    row = Row(kind)
+    texts = tokens_of(40, 7, 23)
+    try:
+        model = encoder_types.build(kind)
+        before = [states_of(model, text) for text in texts]
+        if any(len(states) != len(text) for states, text in zip(before, texts, strict=True)):
+            raise ValueError("it gives no state for each token")
+    except Exception as error:
+        row.reasons = shortened(error)
+        return row
+    report = patch_model(model)
+    left = [one.reason for one in report.left if one not in report.in_parts]
+    row.patched = "left" if report.reason or not report.replaced else "partly" if left else "fully"
+    row.modules = f"{len(report.replaced)} / {len(left)}"
+    row.reasons = (
+        report.reason.partition(" (")[0]
+        if report.reason
+        else "; ".join(sorted(set(left), key=lambda reason: (-left.count(reason), reason)))
+    )
+    errors = [distance(states_of(model, text), states) for text, states in zip(texts, before, strict=True)]
+    if max(errors) > ALLOWED:
+        raise ArithmeticError(f"its states are off by {max(errors):.1e}")
+    row.difference = f"{max(errors):.1e}"
+    means = [states.mean(0) for states in before]
+    row.engine, row.why = embed(model, texts, means)
+    with TemporaryDirectory() as folder:
+        encoder_types.build(kind).save_pretrained(folder)
+        row.folder, row.folder_why = embed(folder, texts, means)
+    return row
+
+
+def embed(source: Any, texts: list[list[int]], means: Sequence[Tensor]) -> tuple[str, str]:
+    """Embed texts by a model or a folder, and compare with the means of their states: (Row.engine, the reason)."""
+    try:
+        llm = LLM(source, runner="pooling")
+    except ValueError as error:
+        return "refused", shortened(error)
+    outputs = llm.embed(texts, pooling="mean", normalize=False)
+    errors = [
+        distance(torch.tensor(output.outputs.embedding), mean) for output, mean in zip(outputs, means, strict=True)
+    ]
+    return ("differs", f"a vector is off by {max(errors):.1e}") if max(errors) > ALLOWED else ("served", "")
+
+
 def outputs_of(llm: LLM) -> list[list[int]]:
     settings = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
     outputs = llm.generate(PROMPTS, settings)
@@ -222,8 +277,8 @@ def shortened(error: BaseException) -> str:
     return re.sub(r"^torch_infini\.LLM: \w+ cannot be served: ", "", text)[:200]
 
 
-def examine_quietly(kind: str) -> Row:
-    """As examine, without warnings, within LIMIT seconds; what fails is a row too."""
+def examine_quietly(kind: str, examine: Callable[[str], Row] = examine) -> Row:
+    """As `examine`, without warnings, within LIMIT seconds; what fails is a row too."""
     disabled, threads = logging.root.manager.disable, torch.get_num_threads()
     handler = signal.signal(signal.SIGALRM, _too_long)
     try:
@@ -247,23 +302,28 @@ def _too_long(*signal: object) -> None:
     raise TimeoutError(f"not done after {LIMIT} s")
 
 
-def examine_all(kinds: Sequence[str], processes: int = 2) -> Iterator[Row]:
+def examine_all(kinds: Sequence[str], processes: int = 2, examine: Callable[[str], Row] = examine) -> Iterator[Row]:
     """Examine types, several at a time, each batch of them in a process of its own; in the order of `kinds`."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, maxtasksperchild=24) as pool:
-        yield from pool.imap(examine_quietly, kinds)
+        yield from pool.imap(partial(examine_quietly, examine=examine), kinds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python benchmarks/every_type.py", description=__doc__)
     parser.add_argument("types", nargs="*", metavar="TYPE", help="default: all of transformers'")
-    parser.add_argument("--images", action="store_true", help="all that read images, and no causal ones")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--images", action="store_true", help="all that read images, and no causal ones")
+    which.add_argument("--encoders", action="store_true", help="encoders")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the rows as CSV")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     given = parser.parse_args(arguments)
     rows = []
     every = image_types.image_types() if given.images else causal_types.causal_types()
-    for row in examine_all(given.types or every, given.processes):
+    if given.encoders:
+        every = encoder_types.encoder_types()
+    look = examine_encoder if given.encoders else examine
+    for row in examine_all(given.types or every, given.processes, look):
         rows.append(row)
         print(
             f"{row.type:24} {row.patched:9} {row.modules:9} {row.difference:8} {row.engine:9} {row.why or row.reasons}"

@@ -1,6 +1,6 @@
-"""Every causal type of transformers, and every one with images: none is patched or served wrong.
+"""Every causal type of transformers, every one with images and every encoder: none is patched or served wrong.
 
-docs/families.csv and docs/image-families.csv are what runs give.
+docs/families.csv, docs/image-families.csv and docs/encoder-families.csv are what runs give.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 from torch_infini.patch import load_model, patch_model
 from torch_infini.patch.swap import Patched
 from torch_infini.testing.causal_types import build, causal_types
+from torch_infini.testing.encoder_types import encoder_types
 from torch_infini.testing.image_types import image_types
 
 transformers = pytest.importorskip("transformers")
@@ -52,7 +53,7 @@ def rows_of(name: str) -> dict[str, dict[str, str]]:
         return {row["type"]: row for row in csv.DictReader(file)}
 
 
-ROWS, IMAGE_ROWS = rows_of("families.csv"), rows_of("image-families.csv")
+ROWS, IMAGE_ROWS, ENCODER_ROWS = map(rows_of, ("families.csv", "image-families.csv", "encoder-families.csv"))
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,26 @@ def test_every_fourth_with_images(every_type: Any) -> None:
     assert not [row for row in found if row.patched == "failed" or "differs" in (row.engine, row.folder, row.ranks)]
     for row in found:
         agree(row, IMAGE_ROWS)
+
+
+@pytest.mark.parametrize("kind", ["jina_embeddings_v3", "modernvbert", "bart"])
+def test_encoder_sample(kind: str, every_type: Any) -> None:
+    agree(every_type.examine_quietly(kind, every_type.examine_encoder), ENCODER_ROWS)
+
+
+@pytest.mark.full
+def test_every_fourth_encoder(every_type: Any) -> None:
+    found = list(every_type.examine_all([*ENCODER_ROWS][::4], examine=every_type.examine_encoder))
+    assert not [row for row in found if row.patched == "failed" or "differs" in (row.engine, row.folder)]
+    for row in found:
+        agree(row, ENCODER_ROWS)
+
+
+def test_the_table_of_encoders_has_every_type() -> None:
+    if transformers.__version__.startswith("5.24."):
+        assert sorted(ENCODER_ROWS) == encoder_types()
+    assert [row["engine"] for row in ENCODER_ROWS.values()].count("served") >= 46
+    assert not [row for row in ENCODER_ROWS.values() if row["patched"] == "failed" or "differs" in row.values()]
 
 
 def test_the_table_of_images_has_every_type() -> None:

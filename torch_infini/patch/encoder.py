@@ -88,7 +88,8 @@ class EncoderModel:
         self.device, self.dtype = torch.device(devices[0]), self.model.dtype
         base: Any = self.model.base_model
         table = base.get_input_embeddings().weight
-        self._pad = config.pad_token_id if isinstance(config.pad_token_id, int) else 0
+        padding = getattr(config.get_text_config(), "pad_token_id", None)
+        self._pad = padding if isinstance(padding, int) else 0
         self._types = "token_type_ids" in inspect.signature(base.forward).parameters
         self.labels = config.num_labels if type(model).__name__.endswith(_CLASSIFIER) else 0
         names = config.id2label or {}
