@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
 from support.image_models import QWEN2_5_VL
+from support.request_fuzzer import IMAGES, Fuzzer, fault_of
 from support.serving import MODEL, ask, events_of, save_model, service_of
 from test_image_models import greedy, image, png, url
 from torch_infini import LLM, AsyncLLM
@@ -164,3 +166,22 @@ def test_what_the_model_finds_late(service: Service, monkeypatch: pytest.MonkeyP
             assert "its text part is another" in answer.text
             assert stream or answer.status_code == 400
     assert post(service, "/v1/chat/completions", **chat([PART])).json()["choices"]
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.full)])
+def test_random_requests(count: int, service: Service) -> None:
+    """Valid bodies with images and changes of them: no status 500, and nothing that is left behind."""
+    for path, body in IMAGES:
+        answer = ask(service, "POST", path, json=body)
+        assert answer.status_code == 200, (path, answer.text)
+    fuzzer = Fuzzer(count, ask(service, "GET", "/openapi.json").json(), IMAGES)
+    statuses: Counter[int] = Counter()
+    for _ in range(count):
+        sent = fuzzer.request()
+        headers = {} if sent.content_type is None else {"content-type": sent.content_type}
+        answer = ask(service, sent.method, sent.path, content=sent.content, headers=headers)
+        statuses[answer.status_code] += 1
+        fault = fault_of(sent, answer.status_code, answer.headers.get("content-type", ""), answer.text)
+        assert fault is None, (fault, sent, answer.text[:500])
+    assert statuses[200] > 0.1 * count < statuses[400], statuses
+    assert service.in_flight == 0 and service.llm.engine.is_idle

@@ -10,6 +10,7 @@ import copy
 import json
 import random
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .json_schemas import random_schema
@@ -98,6 +99,26 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/api/embed", {"model": "small", "input": ["a", "b c"], "truncate": True, "options": {"num_ctx": 64}}),
     ("/api/embeddings", {"model": "small", "prompt": "a"}),
 ]
+LOOK = {"role": "user", "content": SEEN}
+ITEM = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "a"}]
+BLOCK = [{"type": "image", "source": SOURCE}, {"type": "text", "text": "a"}]
+# Bodies with images, for a model that reads some.
+IMAGES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [LOOK], **FEW}),
+    ("/v1/chat/completions", {"messages": [LOOK, {"role": "assistant", "content": "x"}, LOOK], **FEW, "stream": True}),
+    ("/v1/responses", {"input": [{"role": "user", "content": ITEM}], "max_output_tokens": 4}),
+    ("/v1/messages", {"model": "small", "max_tokens": 4, "messages": [{"role": "user", "content": BLOCK}]}),
+    (
+        "/api/chat",
+        {
+            "model": "small",
+            "messages": [{"role": "user", "content": "a", "images": [PIXEL]}],
+            "options": {"num_predict": 4},
+        },
+    ),
+    ("/api/generate", {"model": "small", "prompt": "a", "images": [PIXEL], "options": {"num_predict": 4}}),
+    ("/tokenize", {"messages": [LOOK]}),
+]
 READ = ["/health", "/version", "/load", "/metrics", "/props", "/slots", "/v1/models", "/openapi.json", "/"]
 READ += ["/api/version", "/api/tags", "/api/ps", "/slots?fail_on_no_slot=1", "/v1/models/small", "/page/page.js"]
 NAMED = ["/v1/models/", "/v1/responses/", "/page/", "/api/", "/"]
@@ -140,9 +161,13 @@ class Fuzzer:
     Args:
         seed: All requests follow from it.
         openapi: The server's /openapi.json, for the names of the fields.
+        bodies: (route, a valid body) that requests are made of.
     """
 
-    def __init__(self, seed: int, openapi: dict[str, Any]) -> None:
+    def __init__(
+        self, seed: int, openapi: dict[str, Any], bodies: Sequence[tuple[str, dict[str, Any]]] = VALID
+    ) -> None:
+        self._bodies = bodies
         self._rng = random.Random(seed)
         schemas = openapi["components"]["schemas"]
         self._fields: dict[str, list[str]] = {}
@@ -158,7 +183,7 @@ class Fuzzer:
         rng = self._rng
         if rng.random() < 0.1:
             return Sent(rng.choice(["GET", "GET", "HEAD", "DELETE", "PUT", "OPTIONS"]), self._path(), b"", None)
-        path, valid = rng.choice(VALID)
+        path, valid = rng.choice(self._bodies)
         body: Any = copy.deepcopy(valid)
         for _ in range(rng.choice([0, 1, 1, 2, 3])):
             body = self._changed(body, self._fields[path])
@@ -190,7 +215,7 @@ class Fuzzer:
             for _ in range(rng.choice([10, 70, 500])):
                 deep = [deep] if rng.random() < 0.5 else {"a": deep}
             return deep
-        return copy.deepcopy(rng.choice(list(rng.choice(VALID)[1].values())))
+        return copy.deepcopy(rng.choice(list(rng.choice(self._bodies)[1].values())))
 
     def _changed(self, body: Any, fields: list[str]) -> Any:
         """Return the body with a change at its top or within."""
