@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from support.checkpoint_writers import awq
 from support.image_models import GEMMA3, IMAGE_FAMILIES, LLAVA, QWEN2_5_VL, QWEN3_VL, ImageFamily
 from support.rounding import assert_likeliest, sums_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
@@ -29,6 +32,12 @@ Image = pytest.importorskip("PIL.Image")
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 EVERY = pytest.mark.parametrize("family", IMAGE_FAMILIES, ids=lambda family: family.kind)
+# A family with positions on several axes, and one whose images see each other; the others in make test-full.
+SOME = pytest.mark.parametrize(
+    "family",
+    [one if one in (QWEN3_VL, GEMMA3) else pytest.param(one, marks=pytest.mark.full) for one in IMAGE_FAMILIES],
+    ids=lambda family: family.kind,
+)
 COUNT = 8
 MARK = LLAVA.image_mark
 
@@ -74,7 +83,7 @@ def assert_continues(model: Any, llm: LLM, prompts: list[dict[str, Any]], output
         assert_likeliest(torch.tensor(output.token_ids), logits[0, len(output.prompt_token_ids) - 1 :], *sums)
 
 
-@EVERY
+@SOME
 def test_folders_of_text(family: ImageFamily, tmp_path: Path) -> None:
     """A folder continues texts, dense and quantized, in recorded steps."""
     model = family.save(tmp_path)
@@ -116,7 +125,7 @@ def test_tokens(family: ImageFamily, tmp_path: Path) -> None:
     assert few.metrics().preemptions > 0
 
 
-@EVERY
+@SOME
 def test_towers_attend_by_our_kernel(family: ImageFamily, tmp_path: Path) -> None:
     """While a prompt is embedded, and as the model's config says before and after."""
     family.save(tmp_path)
@@ -133,7 +142,35 @@ def test_towers_attend_by_our_kernel(family: ImageFamily, tmp_path: Path) -> Non
     assert "sdpa" in before
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "family",
+    [QWEN2_5_VL, *(pytest.param(one, marks=pytest.mark.full) for one in IMAGE_FAMILIES if one is not QWEN2_5_VL)],
+    ids=lambda family: family.kind,
+)
+def test_awq(family: ImageFamily, tmp_path: Path) -> None:
+    """Folders whose text is quantized and whose towers are not, with the names that files have."""
+    model = family.save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors, write = load_file(path), awq(32)
+    of_text = [name for name in tensors if name.endswith("proj.weight") and "layers." in name and "vision" not in name]
+    for name in of_text:
+        stored, values = write(name, tensors.pop(name))
+        tensors |= {f"{name.removesuffix('weight')}{last}": tensor.contiguous() for last, tensor in stored.items()}
+        end = name[name.index("layers.") :]
+        [own] = [one for key, one in model.named_parameters() if key.endswith(end) and "vis" not in key]
+        own.data = values.float()
+    assert of_text
+    save_file(tensors, path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    llm = LLM(tmp_path)
+    given = [with_images("hello"), with_images(f"see {family.image_mark} end", image(0))]
+    assert_continues(model, llm, given, llm.generate(given, greedy()))
+    assert llm.engine.model.is_recordable
+
+
+@SOME
 def test_prefixes_of_images(family: ImageFamily, tmp_path: Path) -> None:
     """An image that differs in one pixel shares the text before it, and no token of its own."""
     family.save(tmp_path)

@@ -35,6 +35,7 @@ from support.serving import (
 from torch_infini import AsyncLLM
 from torch_infini.__main__ import main
 from torch_infini.serve import ServeSettings, Service, bind
+from torch_infini.serve.errors import LONGEST
 
 pytest_plugins = ["support.serving_fixtures"]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -262,6 +263,13 @@ def test_both_figures_of_a_context_that_is_exceeded(service: Service) -> None:
     assert all(figure in error["message"] for figure in ("500", "13", "512"))
     assert ask(service, "POST", TEXT, json={"prompt": [1] * 500, "max_tokens": 12}).status_code == 200
     assert ask(service, "POST", TEXT, json={"prompt": [1] * 511}).json()["usage"]["completion_tokens"] == 1
+
+
+def test_messages_are_short(service: Service) -> None:
+    """Also where the engine shows a whole value."""
+    body = {"input": "a", "prompt_name": "a" * 5000}
+    error = ask(service, "POST", "/v1/embeddings", json=body).json()["error"]
+    assert error["param"] == "prompt_name" and len(error["message"]) == LONGEST + 3
 
 
 def test_other_routes(service: Service) -> None:

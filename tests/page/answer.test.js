@@ -139,3 +139,23 @@ test("titles", () => {
   assert.equal(titleOf(withMessage("x".repeat(61))), `${"x".repeat(59)}…`);
   assert.equal(titleOf({ ...withMessage("a"), title: "mine" }), "mine");
 });
+
+test("messages with images", () => {
+  const url = "data:image/png;base64,AAAA";
+  const picture = { type: "image_url", image_url: { url } };
+  const text = (content) => ({ type: "text", text: content });
+  const user = (content, images) => ({ role: "user", content, images });
+  assert.deepEqual(messagesOf({ messages: [user("a", [url])] }), [{ role: "user", content: [picture, text("a")] }]);
+  assert.deepEqual(messagesOf({ messages: [user("", [url])] }), [{ role: "user", content: [picture] }]);
+  assert.deepEqual(messagesOf({ messages: [user("a", []), user("b", [url])] }), [
+    { role: "user", content: [text("a"), picture, text("b")] },
+  ]);
+  const storage = new Map();
+  const access = { getItem: (name) => storage.get(name) ?? null, setItem: (name, value) => storage.set(name, value) };
+  const store = new Store(access, "p");
+  const chat = newChat("");
+  chat.messages = [user("", [url, "http://elsewhere", 5]), user("x", "no list")];
+  store.save(chat);
+  assert.deepEqual(store.chat(chat.id).messages.map((message) => message.images), [[url], []]);
+  assert.equal(titleOf(store.chat(chat.id)), "Image");
+});

@@ -43,6 +43,7 @@ ANTHROPIC_KINDS = {
 }
 ENGINE_FAILED = "the engine could not compute the request; the server's log has the cause"
 SHOWN = 80  # the most characters of a value in a message
+LONGEST = 1000  # characters of a message
 
 
 class ApiError(HTTPException):
@@ -111,6 +112,7 @@ def bad_request(error: ValueError, **names: str) -> ApiError:
         **names: The body's name of an argument, if that differs.
     """
     message = re.sub(r"^torch_infini[\w.]*: ", "", str(error))
+    message = message if len(message) <= LONGEST else f"{message[:LONGEST]}..."  # the engine shows whole values
     found = re.match(r"(\w+) must ", message)
     argument = found[1] if found else None
     if argument in names:

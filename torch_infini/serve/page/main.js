@@ -3,6 +3,7 @@
 import { BASE, chunksOf, getJson, request } from "./api.js";
 import { newAnswer, receive } from "./answer.js";
 import { ask } from "./dialogs.js";
+import { Attached } from "./images.js";
 import { bodyOf } from "./request.js";
 import { openSettings, showDefaults } from "./settings.js";
 import { Store, newChat, titleOf } from "./store.js";
@@ -23,6 +24,7 @@ function storageOf(name) {
 
 const store = new Store(storageOf("localStorage"), PREFIX, notify);
 const tab = new Store(storageOf("sessionStorage"), PREFIX); // the key, and texts that are not sent yet
+const attached = new Attached(element("attached"), notify);
 const running = new Map(); // by the id of a chat: {controller, chat}
 let settings = store.read("settings") ?? {};
 let chat = null; // the shown one; it is stored with its first message
@@ -74,6 +76,7 @@ function showServer(names, props) {
   const { device, build_info: release } = props;
   const cpu = device.threads ? ` (${device.cpu_capability}), ${device.threads} ${device.threads === 1 ? "thread" : "threads"}` : "";
   element("facts").textContent = `${names[0]} · ${device.name}${cpu} · ${release}`;
+  element("attach").hidden = !props.modalities?.vision;
   showDefaults(props);
 }
 
@@ -137,17 +140,18 @@ function refresh() {
 function edit(view, at) {
   view.edit(
     (text) => {
+      const { images } = view.message;
       chat.messages.length = at;
       element("prompt").focus();
-      send(text);
+      send(text, images);
     },
     () => [...view.actions.children].find((one) => one.textContent === "Edit")?.focus(),
   );
 }
 
-function send(text) {
+function send(text, images = []) {
   if (chat.messages.length === 0) history.replaceState(null, "", `#chat=${chat.id}`);
-  chat.messages.push({ role: "user", content: text });
+  chat.messages.push({ role: "user", content: text, ...(images.length > 0 && { images }) });
   answer(chat);
 }
 
@@ -249,6 +253,14 @@ function isEditing() {
   return true;
 }
 
+// Takes the images among what was pasted or dropped; all else stays the browser's.
+function addImages(event, transfer) {
+  const images = [...(transfer?.files ?? [])].filter((file) => file.type.startsWith("image/"));
+  if (element("attach").hidden || images.length === 0) return;
+  event.preventDefault();
+  attached.add(images);
+}
+
 // Buttons and keys
 
 function toggleChats(open) {
@@ -295,12 +307,21 @@ element("composer").onsubmit = (event) => {
   event.preventDefault();
   const field = element("prompt");
   if (isRunning()) announce("The answer is still arriving. Escape stops it.");
-  if (field.value.trim() === "" || isRunning() || isEditing()) return;
+  if ((field.value.trim() === "" && attached.count === 0) || isRunning() || isEditing()) return;
   const text = field.value;
   field.value = "";
   tab.remove(draftName());
-  send(text);
+  send(text, attached.take());
 };
+element("attach").onclick = () => element("files").click();
+element("files").onchange = async () => {
+  await attached.add([...element("files").files]);
+  element("files").value = "";
+  element("prompt").focus();
+};
+element("prompt").onpaste = (event) => addImages(event, event.clipboardData);
+element("composer").ondragover = (event) => !element("attach").hidden && event.preventDefault();
+element("composer").ondrop = (event) => addImages(event, event.dataTransfer);
 element("prompt").onkeydown = (event) => {
   if (!isSend(event)) return;
   event.preventDefault();

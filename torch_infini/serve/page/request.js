@@ -3,14 +3,29 @@
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
+// Returns a message's content: a text, or with images its parts.
+function contentOf({ content, images = [] }) {
+  if (images.length === 0) return content;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return content === "" ? parts : [...parts, { type: "text", text: content }];
+}
+
+function joined(first, second) {
+  if (typeof first === "string" && typeof second === "string") return `${first}\n\n${second}`;
+  const parts = (content) => (typeof content === "string" ? [{ type: "text", text: content }] : content);
+  return [...parts(first), ...parts(second)];
+}
+
 // Returns the messages to send: without answers that have no text. Neighbours of one role are joined, because many chat
 // templates want user and assistant in turns.
 export function messagesOf(chat) {
   const messages = chat.system ? [{ role: "system", content: chat.system }] : [];
-  for (const { role, content } of chat.messages) {
+  for (const message of chat.messages) {
+    const { role } = message;
+    const content = contentOf(message);
     const last = messages.at(-1);
     if (content === "") continue;
-    if (last?.role === role) last.content += `\n\n${content}`;
+    if (last?.role === role) last.content = joined(last.content, content);
     else messages.push({ role, content });
   }
   return messages;

@@ -58,6 +58,7 @@ export class Store {
     if (chat?.id !== id || !Array.isArray(chat.messages)) return null;
     chat.messages = chat.messages.filter((message) => typeof message?.content === "string");
     for (const message of chat.messages) {
+      if (message.images !== undefined) message.images = [message.images].flat().filter(isImage);
       if (message.role === "assistant" && !message.finish && !message.error) message.finish = "stopped";
     }
     return chat;
@@ -80,9 +81,11 @@ export function newChat(system) {
   return { id, title: "", system, messages: [], created: now, updated: now };
 }
 
+const isImage = (url) => typeof url === "string" && url.startsWith("data:image/");
+
 // Returns a chat's name: the given one, or the beginning of its first message.
 export function titleOf(chat) {
-  const first = chat.messages.find((message) => message.role === "user")?.content ?? "";
-  const line = first.trim().split("\n")[0];
+  const first = chat.messages.find((message) => message.role === "user");
+  const line = (first?.content ?? "").trim().split("\n")[0] || (first?.images?.length ? "Image" : "");
   return chat.title || (line.length > 60 ? `${line.slice(0, 59)}…` : line) || "New chat";
 }

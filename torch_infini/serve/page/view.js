@@ -89,7 +89,10 @@ export class MessageView {
     this.line = make("p", { className: "line", hidden: true });
     this.actions = make("div", { className: "actions", role: "group" });
     this.actions.setAttribute("aria-labelledby", id);
-    const parts = isAnswer ? [this.details, this.body, this.error, this.line] : [this.body];
+    const images = message.images ?? [];
+    const pictures = images.map((src, at) => make("img", { src, alt: `Image ${at + 1} of your message` }));
+    const shown = pictures.length > 0 && make("div", { className: "images" }, ...pictures);
+    const parts = isAnswer ? [this.details, this.body, this.error, this.line] : [shown, this.body].filter(Boolean);
     this.node = make("article", { className: isAnswer ? "answer" : "user" }, heading, ...parts, this.actions);
     this.node.setAttribute("aria-labelledby", id);
   }
@@ -99,6 +102,7 @@ export class MessageView {
     const { role, content, reasoning, error } = this.message;
     if (role === "user") {
       this.body.textContent = content;
+      this.body.hidden = content === "";
       return;
     }
     this.node.setAttribute("aria-busy", String(running));
@@ -127,7 +131,8 @@ export class MessageView {
       this.actions.hidden = false;
       call(...given);
     };
-    const submit = () => field.value.trim() !== "" && end(send, field.value);
+    const hasImages = (this.message.images?.length ?? 0) > 0;
+    const submit = () => (field.value.trim() !== "" || hasImages) && end(send, field.value);
     const buttons = [make("button", { textContent: "Send again", className: "main" }), button("Cancel", () => end(cancel))];
     const hint = make("p", { textContent: "Sending removes the messages after this one.", id: `${id}-hint` });
     const label = make("label", { htmlFor: id, textContent: "New text of the message" });

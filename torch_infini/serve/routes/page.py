@@ -22,10 +22,11 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Scripts, styles and requests of this server alone. Trusted types: no script can make HTML of a text.
+# Scripts, styles and requests of this server alone; images of messages are data URLs. Trusted types: no script can make
+# HTML of a text.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS = {
     "Cache-Control": "no-cache",  # browsers ask with If-None-Match, so that the files are those of one release
