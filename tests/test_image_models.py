@@ -20,6 +20,7 @@ from support.checkpoint_writers import awq
 from support.image_models import GEMMA3, IMAGE_FAMILIES, LLAVA, QWEN2_5_VL, QWEN3_VL, ImageFamily
 from support.rounding import assert_likeliest, sums_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
+from torch_infini.__main__ import main
 from torch_infini.engine import images as reading
 from torch_infini.engine.images import PromptWithImages
 from torch_infini.patch.paged import sites
@@ -207,6 +208,28 @@ def test_chat(tmp_path: Path) -> None:
     only_parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}|{% endfor %}"
     [output] = llm.chat([{"role": "user", "content": "hello"}], greedy(), chat_template=only_parts)
     assert llm.get_tokenizer().decode(output.prompt_token_ids) == "hello|"
+
+
+def test_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line: images before the text of a chat, or for marks of a prompt; a file that is none."""
+    QWEN3_VL.save(tmp_path)
+    seen = tmp_path / "seen.png"
+    seen.write_bytes(png(image(0)))
+    llm = LLM(tmp_path)
+    parts = [{"type": "image", "image": image(0)}, {"type": "text", "text": "what?"}]
+    mark = QWEN3_VL.image_mark
+    [chat] = llm.chat([{"role": "user", "content": parts}], greedy())
+    [plain] = llm.generate(with_images(f"see {mark}", image(0)), greedy())
+    for arguments, output in ((["--chat", "--prompt", "what?"], chat), (["--prompt", f"see {mark}"], plain)):
+        options = ["--max-new-tokens", str(COUNT), "--ignore-eos", "--image", str(seen)]
+        assert main(["generate", "--model", str(tmp_path), *arguments, *options]) == 0
+        assert output.outputs[0].text in capsys.readouterr().out
+    for file, rule in (
+        (tmp_path / "none.png", "No such file"),
+        (tmp_path / "config.json", "image 0 must be a file of"),
+    ):
+        assert main(["generate", "--model", str(tmp_path), "--chat", "--image", str(file)]) != 0
+        assert rule in capsys.readouterr().err
 
 
 def test_a_loaded_model_and_its_processor(tmp_path: Path) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import CommandError
 from .model import add_model_arguments, load
 from .sampling import add_sampling_arguments, sampling_of
+
+if TYPE_CHECKING:
+    from ..engine import LLM
+    from ..engine.prompts import Prompt
 
 HELP = "continue a prompt with our own model and engine, and print the speed"
 
@@ -17,7 +23,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--prompt", default="A class definition", help="the text to continue, or to answer with --chat")
     parser.add_argument("--chat", action="store_true", help="put the prompt through the tokenizer's chat template")
+    parser.add_argument(
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an image before the prompt's text (with --chat), or for a mark of the model in it; may be given again",
+    )
     add_sampling_arguments(parser, max_new_tokens=128, temperature=0.0)
+
+
+def prompt_of(llm: LLM, arguments: argparse.Namespace) -> Prompt:
+    """Return the prompt that the arguments ask for, with their images."""
+    text, files = arguments.prompt, [path.read_bytes() for path in arguments.image]
+    if not arguments.chat:
+        return {"prompt": text, "multi_modal_data": {"image": files}} if files else text
+    parts = [{"type": "image", "image": file} for file in files]
+    return llm.chat_prompt([{"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         if tp_group is not None and tp_group.rank > 0:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # only rank 0 prints
         text = arguments.prompt
-        stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if arguments.chat else text, params)
+        stream = llm.stream(prompt_of(llm, arguments), params)
         if not arguments.chat:
             print(text, end="", flush=True)
         output = None
         for output in stream:
             print(output.outputs[0].new_text, end="", flush=True)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
     print(flush=True)
     assert output is not None
