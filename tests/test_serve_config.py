@@ -79,6 +79,7 @@ speculative-config:
   num_speculative_tokens: 4
   some: 0.1
   other: true
+limit-mm-per-prompt: {image: 2}
 """,
     )
     found = options(["--config", path])
@@ -89,6 +90,7 @@ speculative-config:
     assert found.host == ["::1"] and found.max_body is None
     wanted = {"method": "ngram", "num_speculative_tokens": 4, "some": 0.1, "other": True}
     assert json.loads(found.speculative_config) == wanted
+    assert serve.engine_settings(found, ())["limit_mm_per_prompt"] == {"image": 2}
     text = json.dumps(wanted)
     assert options(["--config", write(tmp_path, f"speculative-config: '{text}'")]).speculative_config == text
 

@@ -77,6 +77,14 @@ def load_async(arguments: argparse.Namespace, **settings: Any) -> AsyncLLM:
     return make(AsyncLLM, arguments, settings)
 
 
+def json_of(option: str, text: str) -> Any:
+    """Return the value of an option in JSON; CommandError for another text."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise CommandError(f"{option} must be JSON, got {text}") from error
+
+
 def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[str, Any]) -> T:
     """Make an engine front end with the model options and these settings; CommandError if that fails."""
     import torch
@@ -88,11 +96,8 @@ def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[s
             raise CommandError(f"--threads must be at most {MOST_THREADS}, got {arguments.threads}")
         torch.set_num_threads(arguments.threads)
     if arguments.speculative_config is not None:
-        try:
-            settings = {**settings, "speculative_config": json.loads(arguments.speculative_config)}
-        except ValueError as error:
-            came = arguments.speculative_config
-            raise CommandError(f"--speculative-config must be JSON, got {came}") from error
+        guesses = json_of("--speculative-config", arguments.speculative_config)
+        settings = {**settings, "speculative_config": guesses}
     try:
         return kind(
             arguments.model or MODEL,

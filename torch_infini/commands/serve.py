@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config_file import OptionTable, read_text, warn_if_public
 from .errors import CommandError
-from .model import add_model_arguments, load, load_async
+from .model import add_model_arguments, json_of, load, load_async
 
 if TYPE_CHECKING:
     from ..engine import LoRARequest
@@ -97,6 +97,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--log-requests",
         action="store_true",
         help="a line of JSON a request instead: id, status, tokens, times; no texts",
+    )
+    parser.add_argument(
+        "--limit-mm-per-prompt",
+        metavar="JSON",
+        help="the most images of a prompt: '{\"image\": 4}' (default: any number, of 67 million pixels in all)",
     )
     for name, text in ENGINE.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=text)
@@ -202,6 +207,8 @@ def engine_settings(arguments: argparse.Namespace, adapters: Sequence[LoRAReques
     if adapters:
         slots = {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": largest_rank(adapters)}
     numbers = {name: getattr(arguments, name) for name in ENGINE}
+    if arguments.limit_mm_per_prompt is not None:
+        numbers["limit_mm_per_prompt"] = json_of("--limit-mm-per-prompt", arguments.limit_mm_per_prompt)
     return {
         **{name: value for name, value in numbers.items() if value is not None},
         "enable_prefix_caching": not arguments.no_enable_prefix_caching,
