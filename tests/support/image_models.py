@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_infini.testing.causal_types import shrunk
 from torch_infini.testing.checkpoints import save_tokenizer
 from torch_infini.testing.new_model import draw_weights
 
@@ -113,6 +114,7 @@ class ImageFamily:
         path = folder / "tokenizer_config.json"
         settings = json.loads(path.read_text())
         settings["chat_template"], settings["extra_special_tokens"] = self.template, self.named
+        settings["pad_token"] = min(vocabulary, key=vocabulary.__getitem__)  # some processors pad
         path.write_text(json.dumps(settings))
         kind, image_kind = self.processor
         (folder / "preprocessor_config.json").write_text(
@@ -209,6 +211,29 @@ def _gemma3(ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
+def _gemma4(ids: dict[str, int]) -> dict[str, Any]:
+    from transformers import CONFIG_MAPPING
+
+    values = shrunk("gemma4", CONFIG_MAPPING["gemma4"]())
+    # As the small models of the family: inputs of their own for each layer, keys and values that layers share.
+    small = {"num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16, "use_double_wide_mlp": True}
+    sizes = {"vocab_size": VOCABULARY, "vocab_size_per_layer_input": VOCABULARY, "max_position_embeddings": 512}
+    text = {**small, **sizes, "enable_moe_block": False, "attention_k_eq_v": False}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "position_embedding_size": 64, **heads}
+    return {
+        **values,
+        "text_config": values["text_config"] | text,
+        "vision_config": tower,
+        "audio_config": None,
+        "boi_token_id": ids["<|image>"],
+        "image_token_id": ids["<|image|>"],
+        "eoi_token_id": ids["<image|>"],
+        "video_token_id": ids["<|video|>"],
+        "audio_token_id": ids["<|audio|>"],
+    }
+
+
 _QWEN_IMAGES = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 784, "max_pixels": 9408}
 LLAVA = ImageFamily(
     "llava",
@@ -277,4 +302,19 @@ GEMMA3 = ImageFamily(
     {"image_seq_length": 4},
     {"boi_token": "<start_of_image>", "image_token": "<image_soft_token>", "eoi_token": "<end_of_image>"},
 )
-IMAGE_FAMILIES = (LLAVA, QWEN2_5_VL, QWEN3_VL, QWEN3_5, INTERNVL, IDEFICS3, GEMMA3)
+GEMMA4 = ImageFamily(
+    "gemma4",
+    _gemma4,
+    ("<|image>", "<|image|>", "<image|>", "<|video|>", "<|audio|>"),
+    "<|image|>",
+    ("Gemma4Processor", "Gemma4ImageProcessor"),
+    {"max_soft_tokens": 70},
+    {"image_seq_length": 70},
+    {
+        "boi_token": "<|image>",
+        "image_token": "<|image|>",
+        "eoi_token": "<image|>",
+        **dict.fromkeys(("audio_token", "boa_token", "eoa_token"), "<|audio|>"),
+    },
+)
+IMAGE_FAMILIES = (LLAVA, QWEN2_5_VL, QWEN3_VL, QWEN3_5, INTERNVL, IDEFICS3, GEMMA3, GEMMA4)

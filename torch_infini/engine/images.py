@@ -26,7 +26,7 @@ from .errors import described
 MAX_PIXELS = 1 << 26  # of all images of a prompt: 192 MiB as bytes of three colours
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 IMAGE_PARTS = ("image_url", "image_pil", "image")  # parts of messages
-VIDEOS = "video_processor"  # a part of processors
+OTHER_PARTS = ("video_processor", "feature_extractor")  # of processors: for videos and sound
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _NAME = "torch_infini.LLM"
 _URL = "data:image/png;base64,..."
@@ -115,7 +115,7 @@ class ImageReader:
 
 
 def load_processor(folder: Path) -> Any:
-    """Load the processor of a model's folder; without torchvision one that reads no videos.
+    """Load the processor of a model's folder; where packages are missing, one that reads images alone.
 
     Raises:
         ValueError: If there is none that can be loaded.
@@ -133,13 +133,13 @@ def load_processor(folder: Path) -> Any:
         return AutoProcessor.from_pretrained(folder, **options)
     except Exception as error:  # broken files raise exceptions of any type, and so do packages that are missing
         with suppress(Exception):
-            return _without_videos(folder).from_pretrained(folder, **options)
+            return _images_alone(folder).from_pretrained(folder, **options)
         cause = " ".join(str(error).split())[:300] or type(error).__name__
         raise ValueError(f"{_NAME}: {folder} must hold a processor that transformers loads, got: {cause}") from error
 
 
-def _without_videos(folder: Path) -> Any:
-    """Return the class of a folder's processor, less its part for videos, which needs torchvision.
+def _images_alone(folder: Path) -> Any:
+    """Return the class of a folder's processor, less its parts for videos and sound, which need further packages.
 
     Raises:
         TypeError: If the folder names no class of transformers.
@@ -151,24 +151,33 @@ def _without_videos(folder: Path) -> Any:
     cls = next((getattr(transformers, name, None) for name in named if isinstance(name, str)), None)
     if not isinstance(cls, type) or not issubclass(cls, ProcessorMixin):
         raise TypeError(cls)
-
     base: Any = cls
     parts = base.get_attributes()
 
-    class WithoutVideos(base):  # type: ignore[misc]  # known here alone
+    class ImagesAlone(base):  # type: ignore[misc]  # known here alone
+        names = parts
+
         @classmethod
         def get_attributes(cls) -> list[str]:
-            return [name for name in parts if name != VIDEOS]
+            return list(cls.names)
 
         @classmethod
         def _get_arguments_from_pretrained(cls, *args: Any, **settings: Any) -> list[Any]:
-            found: list[Any] = super()._get_arguments_from_pretrained(*args, **settings)
-            if VIDEOS in parts:
-                found.insert(parts.index(VIDEOS), None)
+            cls.names = [name for name in parts if name not in OTHER_PARTS]
+            try:
+                found: list[Any] = super()._get_arguments_from_pretrained(*args, **settings)
+            finally:
+                cls.names = parts
+            for at, name in enumerate(parts):
+                if name in OTHER_PARTS:
+                    found.insert(at, None)
             return found
 
-    WithoutVideos.__name__ = cls.__name__
-    return WithoutVideos
+        def check_argument_for_proper_class(self, name: str, part: Any) -> Any:
+            return None if part is None else super().check_argument_for_proper_class(name, part)
+
+    ImagesAlone.__name__ = cls.__name__
+    return ImagesAlone
 
 
 def decode_images(images: SequenceOf[Any]) -> list[Any]:
