@@ -9,6 +9,7 @@ import asyncio
 import base64
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from support.checkpoint_writers import awq
-from support.image_models import GEMMA3, IMAGE_FAMILIES, LLAVA, QWEN2_5_VL, QWEN3_VL, ImageFamily
+from support.image_models import GEMMA3, GEMMA4, IMAGE_FAMILIES, LLAVA, QWEN2_5_VL, QWEN3_VL, ImageFamily
 from support.rounding import assert_likeliest, sums_of
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
@@ -257,6 +258,17 @@ def test_ways_to_the_same_tokens(settings: dict[str, Any], tmp_path: Path) -> No
     assert [output.outputs[i].token_ids for output in outputs for i in range(n)] == [
         e for e in expected for _ in range(n)
     ]
+
+
+def test_threads(tmp_path: Path) -> None:
+    """Several read prompts with images at once: Gemma 4's processor pads, which no two threads can do."""
+    GEMMA4.save(tmp_path)
+    reader = LLM(tmp_path).engine.prompts.images
+    text = f"see {GEMMA4.image_mark} " + "word " * 40
+    expected = reader.read(text, [image(0)])
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: reader.read(text, [image(0)]), range(24)))
+    assert all(one == expected for one in found)
 
 
 def test_async(tmp_path: Path) -> None:

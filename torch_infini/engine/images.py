@@ -102,7 +102,8 @@ class ImageReader:
         processor = self.processor
         decoded = decode_images(images)
         try:
-            made = processor(text=[text], images=[decoded], return_tensors="pt", add_special_tokens=special)
+            with self._lock:  # a tokenizer that pads cannot be used by two threads
+                made = processor(text=[text], images=[decoded], return_tensors="pt", add_special_tokens=special)
             found = dict(made)
             tokens = found.pop("input_ids")[0].tolist()
         except Exception as error:  # processors raise exceptions of any type
