@@ -134,16 +134,8 @@ def difference_of(kind: str) -> float:
     return found
 
 
-def examine(kind: str) -> Row:
-    """Build a model of a type, patch it, serve it, and compare each with the model as it was."""
-    row = Row(kind)
-    try:
-        model = build(kind)
-        (ids,) = tokens_of(40)
-        before = logits_of(model, ids)
-    except Exception as error:
-        row.reasons = shortened(error)
-        return row
+def patch(model: Any, row: Row) -> None:
+    """Patch a model, and fill in what was replaced and why the rest was left."""
     report = patch_model(model)
     left = [one.reason for one in report.left if one not in report.in_parts]
     row.patched = "left" if report.reason or not report.replaced else "partly" if left else "fully"
@@ -154,6 +146,19 @@ def examine(kind: str) -> Row:
         else sorted(set(left), key=lambda reason: (-left.count(reason), reason))
     )
     row.reasons = "; ".join(reasons)
+
+
+def examine(kind: str) -> Row:
+    """Build a model of a type, patch it, serve it, and compare each with the model as it was."""
+    row = Row(kind)
+    try:
+        model = build(kind)
+        (ids,) = tokens_of(40)
+        before = logits_of(model, ids)
+    except Exception as error:
+        row.reasons = shortened(error)
+        return row
+    patch(model, row)
     row.difference = f"{difference_of(kind):.1e}"
     size = float(before.square().mean().sqrt())
     row.engine, row.why = serve(model, model, size)
@@ -184,15 +189,7 @@ def examine_encoder(kind: str) -> Row:
     except Exception as error:
         row.reasons = shortened(error)
         return row
-    report = patch_model(model)
-    left = [one.reason for one in report.left if one not in report.in_parts]
-    row.patched = "left" if report.reason or not report.replaced else "partly" if left else "fully"
-    row.modules = f"{len(report.replaced)} / {len(left)}"
-    row.reasons = (
-        report.reason.partition(" (")[0]
-        if report.reason
-        else "; ".join(sorted(set(left), key=lambda reason: (-left.count(reason), reason)))
-    )
+    patch(model, row)
     errors = [distance(states_of(model, text), states) for text, states in zip(texts, before, strict=True)]
     if max(errors) > ALLOWED:
         raise ArithmeticError(f"its states are off by {max(errors):.1e}")

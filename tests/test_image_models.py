@@ -9,6 +9,7 @@ import asyncio
 import base64
 import io
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,35 @@ def test_ways_to_the_same_tokens(settings: dict[str, Any], tmp_path: Path) -> No
     assert [output.outputs[i].token_ids for output in outputs for i in range(n)] == [
         e for e in expected for _ in range(n)
     ]
+
+
+def test_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the images of several requests are encoded, a step comes after each that takes long."""
+    LLAVA.save(tmp_path)
+    given = with_images(f"see {LLAVA.image_mark}", image(0))
+    done: list[str] = []
+
+    async def run() -> None:
+        async with AsyncLLM(tmp_path) as llm:
+            engine: Any = llm.engine
+            embed, step = engine.model.embed, engine.step
+
+            def slow_embed(*args: Any) -> Any:
+                time.sleep(0.06)
+                done.append("embed")
+                return embed(*args)
+
+            def noted_step() -> Any:
+                done.append("step")
+                return step()
+
+            monkeypatch.setattr(engine.model, "embed", slow_embed)
+            monkeypatch.setattr(engine, "step", noted_step)
+            await asyncio.gather(*(llm.generate(given, greedy()) for _ in range(4)))
+
+    asyncio.run(run())
+    assert done.count("embed") == 4
+    assert all(pair != ("embed", "embed") for pair in zip(done, done[1:], strict=False))
 
 
 def test_threads(tmp_path: Path) -> None:

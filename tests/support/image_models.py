@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,22 +252,8 @@ QWEN2_5_VL = ImageFamily(
     ("Qwen2_5_VLProcessor", "Qwen2VLImageProcessor"),
     _QWEN_IMAGES,
 )
-QWEN3_VL = ImageFamily(
-    "qwen3_vl",
-    _qwen3,
-    QWEN_MARKS,
-    "<|vision_start|><|image_pad|><|vision_end|>",
-    ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
-    _QWEN_IMAGES,
-)
-QWEN3_5 = ImageFamily(
-    "qwen3_5",
-    _qwen3_5,
-    QWEN_MARKS,
-    "<|vision_start|><|image_pad|><|vision_end|>",
-    ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
-    _QWEN_IMAGES,
-)
+QWEN3_VL = replace(QWEN2_5_VL, kind="qwen3_vl", config=_qwen3, processor=("Qwen3VLProcessor", "Qwen2VLImageProcessor"))
+QWEN3_5 = replace(QWEN3_VL, kind="qwen3_5", config=_qwen3_5)
 INTERNVL = ImageFamily(
     "internvl",
     _internvl,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -36,6 +37,7 @@ from .sampling_params import SamplingParams
 from .sequence import Request
 
 log = logging.getLogger("torch_infini")
+_CALLS = 0.05  # seconds between two steps: images take long to encode, and other requests go on meanwhile
 Deliver = Callable[[RequestOutput | BaseException], None]
 
 
@@ -328,9 +330,9 @@ class _EngineThread:
                 with self._wake:
                     while not self._calls and self._engine.is_idle and self._error is None:
                         self._wake.wait()
-                    calls, self._calls = self._calls, deque()
-                for call in calls:
-                    call()
+                began = time.perf_counter()
+                while self._calls and time.perf_counter() - began < _CALLS:
+                    self._calls.popleft()()
                 for output in self._engine.step():
                     deliver = (
                         self._deliver.pop(output.request_id, None)

@@ -193,10 +193,14 @@ def build(kind: str, seed: int = 0) -> Any:
         model_class = mapping[type(config)]
     elif not isinstance(config, model_class.config_class):
         config = config.get_text_config(decoder=True)
-    config = type(config)(**shrunk(config.model_type, config))
+    return made(model_class, type(config)(**shrunk(config.model_type, config)), MOST, seed)
+
+
+def made(model_class: Any, config: Any, most: int, seed: int = 0) -> Any:
+    """Make a model of a small config in evaluation mode, with random weights; ValueError beyond `most` parameters."""
     with suppress(TypeError), torch.device("meta"):  # some configs create tensors by numpy
         shape = model_class._from_config(config)
-        if (count := sum(p.numel() for p in shape.parameters())) > MOST:
+        if (count := sum(p.numel() for p in shape.parameters())) > most:
             raise ValueError(f"its small config has {count} parameters")
     torch.manual_seed(seed)
     model = model_class._from_config(config, dtype=torch.float32).eval()

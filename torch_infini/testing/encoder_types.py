@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
-import torch
-
-from .causal_types import MOST, VOCABULARY, shrunk
-from .new_model import draw_weights
+from .causal_types import MOST, VOCABULARY, made, shrunk
 
 # As causal_types.MORE.
 MORE: dict[str, dict[str, Any]] = {
@@ -40,11 +36,4 @@ def build(kind: str, seed: int = 0) -> Any:
     values = {**shrunk(kind, config), **MORE.get(kind, {})}
     if "is_decoder" in values:
         values["is_decoder"] = False
-    config = type(config)(**values)
-    with suppress(TypeError), torch.device("meta"):  # some configs create tensors by numpy
-        if (count := sum(p.numel() for p in model_class._from_config(config).parameters())) > MOST:
-            raise ValueError(f"its small config has {count} parameters")
-    torch.manual_seed(seed)
-    model = model_class._from_config(config, dtype=torch.float32).eval()
-    draw_weights(model)
-    return model
+    return made(model_class, type(config)(**values), MOST, seed)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
-import torch
-
-from .causal_types import causal_types, shrunk
-from .new_model import draw_weights
+from .causal_types import causal_types, made, shrunk
 
 MOST = 60_000_000  # parameters: towers have sizes that their patches and each other determine
 
@@ -52,11 +48,4 @@ def build(kind: str, seed: int = 0) -> Any:
     values = shrunk(kind, config)
     for key, value in MORE.get(kind, {}).items():
         values[key] = {**(values.get(key) or {}), **value} if isinstance(value, dict) else value
-    config = type(config)(**values)
-    with suppress(TypeError), torch.device("meta"):  # some configs create tensors by numpy
-        if (count := sum(p.numel() for p in model_class._from_config(config).parameters())) > MOST:
-            raise ValueError(f"its small config has {count} parameters")
-    torch.manual_seed(seed)
-    model = model_class._from_config(config, dtype=torch.float32).eval()
-    draw_weights(model)
-    return model
+    return made(model_class, type(config)(**values), MOST, seed)
