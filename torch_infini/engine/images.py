@@ -192,11 +192,12 @@ def decode_images(images: SequenceOf[Any]) -> list[Any]:
     opened = []
     for at, image in enumerate(images):
         if isinstance(image, bytes):
+            size = len(image)
             try:
                 image = Image.open(io.BytesIO(image), formats=FORMATS)
             except Exception as error:  # Pillow's readers raise exceptions of any type
-                kinds = ", ".join(FORMATS)
-                raise ValueError(f"{_NAME}: image {at} must be a file of {kinds}, got {described(error)}") from error
+                came = f"{size} bytes that are none ({type(error).__name__})"
+                raise ValueError(f"{_NAME}: image {at} must be a file of {', '.join(FORMATS)}, got {came}") from error
         if not isinstance(image, Image.Image):
             raise ValueError(
                 f"{_NAME}: image {at} must be an image of Pillow or the bytes of a file, got {type(image).__name__}"
