@@ -674,7 +674,7 @@ def test_a_template_that_raises(folder: Path) -> None:
             lambda llm: llm.generate(["x"], iter([GREEDY])),
             "LLM.generate: sampling_params must be SamplingParams, None, or a list",
         ),
-        (lambda llm: LLM(5), "torch_infini.LLM: model must be a folder, a Llama or a model of transformers, got int"),
+        (lambda llm: LLM(5), "torch_infini.LLM: model must be a folder, a Decoder or a model of transformers, got int"),
         (
             lambda llm: LLM(llm.engine.model, tensor_parallel_size=0),
             "tensor_parallel_size must be an integer of at least 1, got 0",
@@ -697,7 +697,7 @@ def test_a_template_that_raises(folder: Path) -> None:
         ),
         (
             lambda llm: Engine(None),
-            "torch_infini.Engine: model must be a torch_infini.models.Llama or PagedModel, got NoneType",
+            "torch_infini.Engine: model must be a torch_infini.models.Decoder or PagedModel, got NoneType",
         ),
         (lambda llm: Engine(llm.engine.model, config=5), "Engine: config must be an EngineConfig or None, got 5"),
     ],

@@ -21,7 +21,7 @@ from torch_infini.__main__ import main
 from torch_infini.compat.infinilm import AutoConfig
 from torch_infini.compat.infinilm.infer_engine import InferEngine
 from torch_infini.models import Llama, LlamaConfig
-from torch_infini.models.llama import shapes_of
+from torch_infini.models.folder import shapes_of
 from torch_infini.testing.checkpoints import MODELS, random_model, save_tokenizer
 
 ABSENT = object()

@@ -307,7 +307,7 @@ def test_refused() -> None:
         layer.self_attn.is_causal = False
     with pytest.raises(ValueError, match="its attention sees later tokens"):
         served(both)
-    with pytest.raises(ValueError, match="must be a causal language model of transformers, a Llama or a folder, got"):
+    with pytest.raises(ValueError, match="must be a causal language model of transformers, a Decoder or a folder, got"):
         LLM(nn.Linear(2, 2))
     model: Any = FAMILIES[0].build()
     with pytest.raises(ValueError, match="must be a causal language model of transformers"):

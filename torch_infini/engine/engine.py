@@ -85,7 +85,7 @@ class Engine:
     ) -> None:
         if not is_served_model(model) and not isinstance(model, Encoder):
             raise ValueError(
-                f"{_NAME}: model must be a torch_infini.models.Llama or PagedModel, got {type(model).__name__}"
+                f"{_NAME}: model must be a torch_infini.models.Decoder or PagedModel, got {type(model).__name__}"
             )
         if config is not None and not isinstance(config, EngineConfig):
             raise ValueError(f"{_NAME}: config must be an EngineConfig or None, got {config!r}")

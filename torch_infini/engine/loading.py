@@ -17,7 +17,7 @@ from ..distributed import TPGroup, init_tp_group
 from ..models import Llama
 from ..models.checkpoint import digest_of
 from ..models.config import DEFAULTS
-from ..models.llama import checked_config, model_folder
+from ..models.folder import checked_config, model_folder
 from ..weights import names
 from .defaults import sampling_defaults, sampling_settings
 from .encoder import Encoder
@@ -71,7 +71,7 @@ def load_served(
         raise ValueError(f"{_NAME}: generation_config must be 'auto' or 'none', got {generation_config!r}")
     if not isinstance(model, (str, Path, nn.Module)) and not is_served_model(model):
         raise ValueError(
-            f"{_NAME}: model must be a folder, a Llama or a model of transformers, got {type(model).__name__}"
+            f"{_NAME}: model must be a folder, a Decoder or a model of transformers, got {type(model).__name__}"
         )
     size = tensor_parallel_size
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:

@@ -1,4 +1,4 @@
-"""ServedModel: what the engine runs; Llama, and PagedModel and OwnCacheModel of patch/paged, have this interface."""
+"""ServedModel: what the engine runs; Decoder, and PagedModel and OwnCacheModel of patch/paged, have this interface."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ServedModel(Protocol):
     def rotary_switch(self) -> RotarySwitch | None: ...
 
     def __call__(self, batch: Batch, cache: Any, last: bool = False, out: Tensor | None = None) -> Tensor:
-        """Compute the logits of new tokens; as torch_infini.models.Llama.forward."""
+        """Compute the logits of new tokens; as torch_infini.models.Decoder.forward."""
 
     def hidden_states(self, batch: Batch, cache: Any) -> Tensor:
         """Compute the states [tokens, hidden_size] of new tokens after the last norm."""

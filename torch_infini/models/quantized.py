@@ -52,7 +52,8 @@ def check(checkpoint: Checkpoint, config: LlamaConfig, shapes: Mapping[str, tupl
 class Model(Protocol):
     """The interface of Llama that this module uses."""
 
-    dtype: torch.dtype
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     @property
     def device(self) -> torch.device: ...

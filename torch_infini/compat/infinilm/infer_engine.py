@@ -19,7 +19,7 @@ from ...engine import SamplingParams
 from ...engine.sampler import resolve_seeds
 from ...engine.sequence import plain_ids
 from ...models.config import token_ids
-from ...models.llama import checked_config
+from ...models.folder import checked_config
 from .. import infinicore
 from .auto_config import AutoConfig
 from .cache import CacheConfig, PagedKVCacheConfig

@@ -24,7 +24,7 @@ def find_causal_model(model: nn.Module) -> Any:
     )
     if found is None or found.get_input_embeddings() is None:
         raise ValueError(
-            f"{NAME}: model must be a causal language model of transformers, a Llama or a folder, got a "
+            f"{NAME}: model must be a causal language model of transformers, a Decoder or a folder, got a "
             f"{type(model).__name__}"
         )
     return found
