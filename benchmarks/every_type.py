@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import torch
@@ -270,7 +270,9 @@ def share(folder: str, model: Any, size: float) -> tuple[str, str]:
 
 
 def shortened(error: BaseException) -> str:
+    """Return an error in a line, without this machine's folders."""
     text = " ".join(str(error).split()) or type(error).__name__
+    text = re.sub(rf"{re.escape(gettempdir())}/[\w./-]*\w", "FOLDER", text)
     return re.sub(r"^torch_infini\.LLM: \w+ cannot be served: ", "", text)[:200]
 
 
