@@ -10,6 +10,7 @@
 # make pictures: those of docs/server.md, taken of the page in Chromium.
 # make test-transformers4: scripts of InfiniLM with transformers 4, which is installed beside the environment's release.
 # make test-integrations: tests inside vLLM's CPU build, which is installed in an environment of its own.
+# make test-clients: clients of the server (LiteLLM, LangChain, guidellm and others), each in an environment of its own.
 # make wheel: the wheel and the source archive of a release, in dist/ (TORCHES=2.14.1: also the device's library for it).
 # make matrix: tries the wheel of dist/ with several Pythons, torches and transformers (ONLY=2.14: some; LARGE=1: CUDA's builds too).
 # make soak: 10,000 random requests through the engine.
@@ -20,7 +21,7 @@ PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
 .PHONY: demo test test-full test-ci test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 \
-  test-integrations build build-demo build-emulated bench sanitize fuzz wheel matrix pictures soak format check-format check-types docs check-docs site check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
+  test-integrations test-clients build build-demo build-emulated bench sanitize fuzz wheel matrix pictures soak format check-format check-types docs check-docs site check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
 demo: build-demo
@@ -68,8 +69,12 @@ $(VLLM)/.ready: $(VENV)/.test .ci/integrations.py
 
 test-integrations: build
 	@if $(MAKE) --no-print-directory $(VLLM)/.ready; \
-	  then $(VLLM)/bin/python -m pytest -q tests/test_vllm.py $(TESTS); \
+	  then $(VLLM)/bin/python -m pytest -q tests/test_vllm.py tests/test_serve_clients.py $(TESTS); \
 	  else echo "test-integrations: skipped, for vLLM's CPU build could not be installed: the reason is above"; fi
+
+# Not a part of test: 0.5 GB.
+test-clients: build
+	@$(PY) .ci/clients.py build/integrations/clients $(TESTS)
 
 test-aarch64: build
 	@$(PY) .ci/aarch64.py

