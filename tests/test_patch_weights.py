@@ -40,7 +40,7 @@ def small(dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
 
 def dequantized(model: Model) -> Model:
     """Return an unpatched model in float32 with the dequantized weights of a quantized one."""
-    original = type(model).infini_original(copy.deepcopy(vars(model)["_infini_patch"].config)).eval()
+    original = type(model).infini_original(copy.deepcopy(vars(model)["_infini_patch"].config.original)).eval()
     state = {name: value for name, value in model.state_dict().items() if "weight_" not in name}
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLinear):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
 from hashlib import sha256
 
@@ -39,9 +38,10 @@ from .quantize import choose_weights, fuse_projections, groups_to_pack, layers_t
 from .replacement import Replacement
 from .report import IN_PARTS, SKIPPED, PatchReport, Row
 from .shares import local, tp_group_of_model
-from .state import Selection, State, holders, replace_config, undo
+from .state import PatchedConfig, Selection, State, holders, replace_config, undo
 from .structure import candidates, is_replaced_in_parts
 from .swap import STATE, Patched, Unsupported, restore, swap
+from .towers import patch_tower, towers_of
 
 ATTENDING = (Attention, InterfaceAttention)
 
@@ -119,7 +119,7 @@ class Patching:
         self.family: str = getattr(config, "model_type", type(config).__name__)
         self.tp_group = tp_group_of_model(model)
         self.trial = Trial(model, decoder)
-        self.state = State(config, copy(config), dict(vars(config)), selection)
+        self.state = State(PatchedConfig.of(config), selection)
         self.report = PatchReport(self.family, type(model).__name__, ())
         self.layers: list[budget.QuantizableLayer] = []
 
@@ -136,7 +136,7 @@ class Patching:
         model, decoder, state = self.model, self.decoder, self.state
         for holder in holders(model, decoder):
             vars(holder)[STATE] = state
-        replace_config(model, state.config, state.patched_config)
+        replace_config(model, state.config.original, state.config.patched)
         with torch.no_grad(), torch.autocast("cpu", enabled=False), eval_mode(model):
             rows = patch_modules(model, self.name, decoder, state.selection)
             if not self.attends():
@@ -144,7 +144,7 @@ class Patching:
                     rows, "other attention of the model keeps its function, and they share one"
                 )
             self.layers = layers_to_choose(model, decoder, weights, state.selection) if weights else []
-        rows = merged(model, (*rows, *map(row_of, self.layers)))
+        rows = merged(model, (*rows, *map(row_of, self.layers), *self.patch_towers()))
         self.set_report(replace(self.report, rows=rows, products=products_of(model, rows)))
         # Parameter counts differ between ranks; ranks that call different collectives would deadlock.
         self.must_agree("what patch_model does", [(row.name, row.op, row.reason) for row in rows])
@@ -153,6 +153,19 @@ class Patching:
             more = f"; and {len(left) - 3} more" if len(left) > 3 else ""
             raise ValueError(f"torch_infini.patch_model: strict=True, but these would be left: {shown}{more}")
         self.choose_attention()
+
+    def patch_towers(self) -> list[Row]:
+        """Replace what is computed alike in the models beside the decoder; return a row for each module."""
+        if self.tp_group is not None or self.trial.untried:
+            return []
+        rows, left, verifier = [], [], Verifier(self.decoder)
+        for tower in towers_of(self.model, self.decoder):
+            replaced, config, reason = patch_tower(tower, verifier, self.state.selection)
+            rows += replaced
+            self.state.towers += [] if config is None else [config]
+            left += [(tower.name, reason)] if reason else []
+        self.set_report(replace(self.report, towers_left=tuple(left)))
+        return rows
 
     def attends(self) -> bool:
         """Return whether there is attention, and every module that calls the config's function is replaced."""
@@ -163,8 +176,9 @@ class Patching:
     def choose_attention(self) -> None:
         """Let the config name our attention function where it serves all."""
         # Attention that was left needs the masks of its own implementation.
-        name = interface.NAME if self.attends() else self.state.values.get(IMPLEMENTATION)
-        setattr(self.state.patched_config, IMPLEMENTATION, name)
+        config = self.state.config
+        name = interface.NAME if self.attends() else config.values.get(IMPLEMENTATION)
+        setattr(config.patched, IMPLEMENTATION, name)
 
     def try_whole(self) -> str:
         """Run two tokens through the whole model; return what is wrong with it, empty if nothing is."""

@@ -117,6 +117,7 @@ class PatchReport:
         untried: Why the whole model was not run for two tokens before and after; empty if it was.
         products: What computed the dense products of the model's dtype on this machine when it was patched.
         budget: The result of weights="auto:BITS".
+        towers_left: (name, reason) of each model inside, as one that reads images, in which nothing was replaced.
     """
 
     family: str
@@ -128,6 +129,7 @@ class PatchReport:
     untried: str = ""
     products: str = ""
     budget: Budget | None = None
+    towers_left: tuple[tuple[str, str], ...] = ()
 
     @property
     def replaced(self) -> tuple[Row, ...]:
@@ -169,6 +171,7 @@ class PatchReport:
             lines.append(f"  dense products of {self.products}")
         if self.budget:
             lines.append(f"  {self.budget}")
+        lines += [f"  {name} stays as it was: {reason}" for name, reason in self.towers_left]
         if self.untried:
             lines.append(f"  not tried as a whole: {self.untried}")
         if self.verification:

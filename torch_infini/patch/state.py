@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -38,13 +39,31 @@ class Selection:
 
 
 @dataclass(eq=False)
+class PatchedConfig:
+    """A config of the model, and the copy that its modules have instead.
+
+    Attributes:
+        original: The config; other models may share it.
+        patched: Its copy.
+        values: Attributes of both before the patch.
+    """
+
+    original: Any
+    patched: Any
+    values: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: Any) -> PatchedConfig:
+        return cls(config, copy(config), dict(vars(config)))
+
+
+@dataclass(eq=False)
 class State:
     """State of one patch beyond its modules; copied and pickled with the model."""
 
-    config: Any  # the original; other models may share it
-    patched_config: Any  # its replacement
-    values: dict[str, Any]  # attributes of both before the patch
+    config: PatchedConfig  # the decoder's
     selection: Selection  # what patch_model was asked for
+    towers: list[PatchedConfig] = field(default_factory=list)  # of towers whose attention is ours
     report: PatchReport | None = None  # None until patching is complete
     quantized: list[str] = field(default_factory=list)  # names of linear layers whose full-precision weights are freed
 
@@ -79,13 +98,13 @@ def replace_config(model: nn.Module, old: Any, new: Any) -> None:
 
 def undo(model: nn.Module) -> None:
     """Undo a patch, complete or partial; values set on the model's config meanwhile are kept."""
-    for state in states_in(model):
-        for name, value in vars(state.patched_config).items():
-            if name != IMPLEMENTATION and value is not state.values.get(name, STATE):
-                vars(state.config)[name] = value
-        replace_config(model, state.patched_config, state.config)
+    for config in [config for state in states_in(model) for config in (state.config, *state.towers)]:
+        for name, value in vars(config.patched).items():
+            if name != IMPLEMENTATION and value is not config.values.get(name, STATE):
+                vars(config.original)[name] = value
+        replace_config(model, config.patched, config.original)
         # A wrapper that no longer contains the model may still hold the patched config.
-        setattr(state.patched_config, IMPLEMENTATION, state.values.get(IMPLEMENTATION))
+        setattr(config.patched, IMPLEMENTATION, config.values.get(IMPLEMENTATION))
     for module in model.modules():
         vars(module).pop(STATE, None)
         if isinstance(module, PackedLinear):

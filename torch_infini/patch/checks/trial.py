@@ -101,6 +101,11 @@ def units(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
+def tolerance(dtype: torch.dtype, layers: int) -> float:
+    """Return the relative error that rounding may cause in so many layers, each of two branches."""
+    return UNITS.get(dtype, HALF_UNITS) * units(dtype) * float(2 * layers) ** 0.5
+
+
 class Logits:
     """Logits of a model for some tokens, and how much rounding may change them.
 
@@ -129,10 +134,9 @@ class Logits:
                 hook.remove()
         finite = self.values.isfinite() & noisy.isfinite()
         layers = len(decoder.layers)
-        terms = UNITS.get(self.values.dtype, HALF_UNITS) * units(self.values.dtype)
+        arithmetic = tolerance(self.values.dtype, layers)
         if rounds_activations(model):
-            terms = max(terms, HALF_UNITS * units(torch.float16))
-        arithmetic = terms * (2 * layers) ** 0.5
+            arithmetic = max(arithmetic, tolerance(torch.float16, layers))
         noise = rms((self.values.float() - noisy.float())[finite])
         self.rounding = max(arithmetic * rms(self.values[finite]), AMPLIFIED * noise)
 

@@ -1,0 +1,194 @@
+"""Towers: models inside a model that read images or sound. Their norms, gated MLPs and attention are replaced.
+
+One layer of a tower is tried before and after, on numbers that have the form of its input. A tower whose input has
+another form than those known here is left, and so is one that then computes anything else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .checks.trial import rms, shown, tolerance, without_side_effects
+from .checks.verify import Verifier
+from .decoder import Decoder
+from .layers.interface import IMPLEMENTATION, NAME
+from .layers.interface_attention import InterfaceAttention, calls_interface
+from .layers.layer_norm import LayerNorm, is_layer_norm
+from .layers.mlp import GatedMLP
+from .layers.norm import RMSNorm, eps_name
+from .report import Row
+from .state import PatchedConfig, Selection, replace_config
+from .structure import has_gate, is_able, takes_one
+from .swap import Patched, Unsupported, restore, swap
+
+SIDE = 2  # merged patches of the image that is tried, in each direction
+
+
+class Tower(NamedTuple):
+    """A tower and its name in the model."""
+
+    name: str
+    module: PreTrainedModel
+
+
+def towers_of(model: nn.Module, decoder: Decoder) -> list[Tower]:
+    """Return the models beside the decoder, without those in them."""
+    inside = {id(module) for module in decoder.module.modules()}
+    found: list[Tower] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, PreTrainedModel) or any(name.startswith(f"{one.name}.") for one in found):
+            continue
+        if id(module) not in inside and all(part is not decoder.module for part in module.modules()):
+            found.append(Tower(name, module))
+    return found
+
+
+def patch_tower(tower: Tower, verifier: Verifier, selection: Selection) -> tuple[list[Row], PatchedConfig | None, str]:
+    """Replace what is computed alike in a tower.
+
+    Args:
+        tower: The tower.
+        verifier: Checks its modules one by one.
+        selection: What may be replaced.
+
+    Returns:
+        A row for each module that was replaced; the tower's config, if its copy names our attention; and why the tower
+        was left, empty if it was not.
+    """
+    name, module = tower
+    try:
+        inputs = inputs_of(module)
+        before = one_layer(module, inputs)
+    except Exception as error:  # it needs other inputs, or is on meta
+        return [], None, f"it could not be tried: {shown(error)}"
+    rows = []
+    for here, part, patch in parts_of(name, module, selection):
+        kind, op = type(part).__name__, swapped(part, patch, verifier)
+        rows += [Row(f"{name}.{here}", kind, op)] if op else []
+    attention = [(here, part) for here, part in module.named_modules() if calls_interface(part)]
+    config = None
+    if attention and all(
+        is_able(InterfaceAttention, part) and not excluded(selection, name, here) for here, part in attention
+    ):
+        rows += [Row(f"{name}.{here}", type(part).__name__, InterfaceAttention.infini_ops) for here, part in attention]
+        for _, part in attention:
+            swap(part, InterfaceAttention, None)
+        config = PatchedConfig.of(module.config)
+        replace_config(module, config.original, config.patched)
+        setattr(config.patched, IMPLEMENTATION, NAME)
+    if not rows:
+        return [], None, ""
+    try:
+        reason = difference(before, one_layer(module, inputs))
+    except Exception as error:
+        reason = f"patched, its first layer does not run: {shown(error)}"
+    if reason:
+        for part in module.modules():
+            if isinstance(part, Patched):
+                restore(part)
+        if config is not None:
+            replace_config(module, config.patched, config.original)
+        return [], None, reason
+    return rows, config, ""
+
+
+def parts_of(name: str, tower: nn.Module, selection: Selection) -> Iterator[tuple[str, nn.Module, type[Patched]]]:
+    """Yield (name, module, patch) of the norms and MLPs that may be replaced, children before parents."""
+    for here, module in reversed(list(tower.named_modules())):
+        if excluded(selection, name, here):
+            continue
+        if is_layer_norm(module):
+            yield here, module, LayerNorm
+        elif eps_name(module) and takes_one(module):
+            yield here, module, RMSNorm
+        elif "down_proj" in module._modules and has_gate(module):
+            yield here, module, GatedMLP
+
+
+def swapped(module: nn.Module, patch: type[Patched], verifier: Verifier) -> str:
+    """Replace a module if it computes what the patch does; return the ops that compute it now, empty if it was left."""
+    try:
+        plan = verifier.plan(module, patch)
+    except Unsupported:
+        return ""
+    swap(module, patch, plan)
+    return patch.ops(plan)
+
+
+def excluded(selection: Selection, tower: str, name: str) -> bool:
+    return selection.excludes(f"{tower}.{name}") is not None
+
+
+def inputs_of(tower: PreTrainedModel) -> dict[str, Tensor]:
+    """Return random inputs of a tower that reads images: a small image, or patches of one.
+
+    Raises:
+        NotImplementedError: For a tower with other inputs.
+    """
+    names, config = inspect.signature(type(tower).forward).parameters, tower.config
+    some = next(p for p in tower.parameters() if p.is_floating_point())
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(some)
+
+    def size_of(*entries: str) -> int:
+        value = next(value for name in entries if (value := getattr(config, name, None)) is not None)
+        return int(value[0] if isinstance(value, (list, tuple)) else value)
+
+    if "grid_thw" in names:
+        side = SIDE * size_of("spatial_merge_size")
+        columns = size_of("in_channels", "in_chans") * size_of("temporal_patch_size") * size_of("patch_size") ** 2
+        grid = torch.tensor([[1, side, side]], device=some.device)
+        return {"hidden_states": random(side * side, columns), "grid_thw": grid}
+    if "pixel_position_ids" in names:
+        side = SIDE * size_of("pooling_kernel_size")
+        where = torch.cartesian_prod(torch.arange(side), torch.arange(side)).to(some.device)
+        return {
+            "pixel_values": random(1, side * side, 3 * size_of("patch_size") ** 2),
+            "pixel_position_ids": where[None],
+        }
+    if "pixel_values" in names:
+        interpolates = "interpolate_pos_encoding" in names
+        side = SIDE * size_of("patch_size") if interpolates else size_of("image_size")
+        more: dict[str, Any] = {"interpolate_pos_encoding": True} if interpolates else {}
+        return {"pixel_values": random(1, size_of("num_channels"), side, side), **more}
+    raise NotImplementedError(f"inputs {', '.join(list(names)[1:4])} are not known")
+
+
+def one_layer(tower: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+    """Run a tower with the first of its layers alone."""
+    lists = [
+        (any(map(calls_interface, child.modules())), sum(p.numel() for p in child.parameters()), parent, name, child)
+        for parent in tower.modules()
+        for name, child in parent._modules.items()
+        if isinstance(child, nn.ModuleList) and len(child)
+    ]
+    *_, parent, name, layers = max(lists, key=lambda one: one[:2])  # not what merges the results of some layers
+    with without_side_effects(tower):
+        parent._modules[name] = nn.ModuleList([layers[0]])
+        try:
+            output: Any = tower(**inputs)
+        finally:
+            parent._modules[name] = layers
+    states: Tensor = output if isinstance(output, Tensor) else output[0]
+    return states
+
+
+def difference(before: Tensor, after: Tensor) -> str:
+    """Describe how two results differ; empty if rounding explains it."""
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return f"patched, its first layer gives {list(after.shape)}, not {list(before.shape)}"
+    finite = before.isfinite()
+    error, explained = rms((after.float() - before.float())[finite]), tolerance(before.dtype, 1) * rms(before[finite])
+    if not bool(after[finite].isfinite().all()) or error > explained:
+        return (
+            f"patched, its first layer differs by {error:.3g} (root mean square), and rounding explains {explained:.3g}"
+        )
+    return ""
