@@ -62,11 +62,15 @@ def patch_tower(tower: Tower, verifier: Verifier, selection: Selection) -> tuple
         was left, empty if it was not.
     """
     name, module = tower
-    try:
-        inputs = inputs_of(module)
-        before = one_layer(module, inputs)
-    except Exception as error:  # it needs other inputs, or is on meta
-        return [], None, f"it could not be tried: {shown(error)}"
+    before, reason = None, "its inputs are of no known form"
+    for inputs in inputs_of(module):
+        try:
+            before = one_layer(module, inputs)
+            break
+        except Exception as error:  # it has others
+            reason = f"an image of noise could not be tried: {shown(error)}"
+    if before is None:
+        return [], None, reason
     rows = []
     for here, part, patch in parts_of(name, module, selection):
         kind, op = type(part).__name__, swapped(part, patch, verifier)
@@ -125,44 +129,45 @@ def excluded(selection: Selection, tower: str, name: str) -> bool:
     return selection.excludes(f"{tower}.{name}") is not None
 
 
-def inputs_of(tower: PreTrainedModel) -> dict[str, Tensor]:
-    """Return random inputs of a tower that reads images: a small image, or patches of one.
-
-    Raises:
-        NotImplementedError: For a tower with other inputs.
-    """
-    names, config = inspect.signature(type(tower).forward).parameters, tower.config
+def inputs_of(tower: PreTrainedModel) -> Iterator[dict[str, Any]]:
+    """Yield random inputs that a tower which reads images may take: a small image, or patches of one."""
+    names, config = list(inspect.signature(type(tower).forward).parameters)[1:], tower.config
     some = next(p for p in tower.parameters() if p.is_floating_point())
     generator = torch.Generator("cpu").manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(some)
 
-    def size_of(*entries: str) -> int:
-        value = next(value for name in entries if (value := getattr(config, name, None)) is not None)
+    def size_of(*entries: str, otherwise: int = 0) -> int:
+        value = next((value for name in entries if (value := getattr(config, name, None)) is not None), otherwise)
         return int(value[0] if isinstance(value, (list, tuple)) else value)
 
+    channels, patch = size_of("in_channels", "in_chans", "num_channels", otherwise=3), size_of("patch_size")
+    side = SIDE * size_of("spatial_merge_size", "merge_kernel_size", "pooling_kernel_size", otherwise=1)
+    count = side * side
     if "grid_thw" in names:
-        side = SIDE * size_of("spatial_merge_size")
-        columns = size_of("in_channels", "in_chans") * size_of("temporal_patch_size") * size_of("patch_size") ** 2
-        grid = torch.tensor([[1, side, side]], device=some.device)
-        return {"hidden_states": random(side * side, columns), "grid_thw": grid}
-    if "pixel_position_ids" in names:
-        side = SIDE * size_of("pooling_kernel_size")
+        more = {"grid_thw": torch.tensor([[1, side, side]], device=some.device)}
+        if "merge_sizes" in names:
+            more["merge_sizes"] = torch.ones(1, dtype=torch.int64, device=some.device)
+        yield {names[0]: random(count, channels * size_of("temporal_patch_size", otherwise=1) * patch**2), **more}
+        yield {names[0]: random(count, channels, patch, patch), **more}
+    elif "pixel_position_ids" in names:
         where = torch.cartesian_prod(torch.arange(side), torch.arange(side)).to(some.device)
-        return {
-            "pixel_values": random(1, side * side, 3 * size_of("patch_size") ** 2),
-            "pixel_position_ids": where[None],
-        }
-    if "pixel_values" in names:
-        interpolates = "interpolate_pos_encoding" in names
-        side = SIDE * size_of("patch_size") if interpolates else size_of("image_size")
-        more: dict[str, Any] = {"interpolate_pos_encoding": True} if interpolates else {}
-        return {"pixel_values": random(1, size_of("num_channels"), side, side), **more}
-    raise NotImplementedError(f"inputs {', '.join(list(names)[1:4])} are not known")
+        yield {"pixel_values": random(1, count, channels * patch**2), "pixel_position_ids": where[None]}
+    elif "spatial_shapes" in names:
+        whole = torch.ones(1, count, dtype=torch.int64, device=some.device)
+        shapes = torch.tensor([[side, side]], device=some.device)
+        patches = random(1, count, channels * patch**2)
+        yield {"pixel_values": patches, "pixel_attention_mask": whole, "spatial_shapes": shapes}
+    elif "pixel_values" in names:
+        if "interpolate_pos_encoding" in names and patch:
+            image = random(1, channels, SIDE * patch, SIDE * patch)
+            yield {"pixel_values": image, "interpolate_pos_encoding": True}
+        if size := size_of("image_size"):
+            yield {"pixel_values": random(1, channels, size, size)}
 
 
-def one_layer(tower: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+def one_layer(tower: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
     """Run a tower with the first of its layers alone."""
     lists = [
         (any(map(calls_interface, child.modules())), sum(p.numel() for p in child.parameters()), parent, name, child)
