@@ -103,6 +103,29 @@ def test_folders_of_text(family: ImageFamily, tmp_path: Path) -> None:
     assert len(output.token_ids) == COUNT
 
 
+@SOME
+def test_ranks(family: ImageFamily, tmp_path: Path) -> None:
+    """Two ranks: the tokens of the model itself, in chunks that cut images, and behind a reused prefix."""
+    model = family.save(tmp_path)
+    mark = family.image_mark
+    given = [
+        with_images(f"first {mark} and {mark}.", image(0), image(1, 120, 40)),
+        with_images("a text"),
+        with_images(f"first {mark} or {mark}.", image(0), image(3, 56, 56)),
+    ]
+    llm = LLM(tmp_path, block_size=4, chunk_size=8, tensor_parallel_size=2)
+    read = llm.engine.prompts.with_images(given[0])
+    assert isinstance(read, PromptWithImages)
+    cut = {name: x[..., :-1] if x.is_floating_point() else x for name, x in read.inputs.items()}
+    with pytest.raises(ValueError, match="the model must take the prompt's images, got:"):
+        llm.engine.add(PromptWithImages(list(read), read.text, cut), greedy())
+    for prompts in (given, given[2:]):
+        outputs = llm.generate(prompts, greedy())
+        assert all(len(output.token_ids) == COUNT for output in outputs), outputs
+        assert_continues(model, llm, prompts, outputs)
+    assert llm.engine.metrics().reused_tokens > 0
+
+
 @EVERY
 def test_tokens(family: ImageFamily, tmp_path: Path) -> None:
     """Alone, beside texts and other images, behind a reused prefix, and under preemption: those of the model itself."""

@@ -237,12 +237,14 @@ def test_adapters(kind: str, tmp_path: Path) -> None:
     assert on_ranks(2, work) == [want, want]
 
 
-@pytest.mark.full
-def test_processes(tmp_path: Path) -> None:
-    """The program's own workers, which load the model by themselves."""
-    build("qwen3_moe").save_pretrained(tmp_path)
-    want = tokens_of(tmp_path)
-    assert tokens_of(tmp_path, tensor_parallel_size=2) == want
+@pytest.mark.full(beyond=1)
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_moe", "falcon_h1"])
+def test_processes(kind: str, tmp_path: Path) -> None:
+    """The program's own workers, which load the model by themselves; states of prefixes beyond those of sequences."""
+    build(kind).save_pretrained(tmp_path)
+    more = {"cache_blocks": 4000, "max_num_seqs": 3}
+    want = tokens_of(tmp_path, **more)
+    assert tokens_of(tmp_path, **more, tensor_parallel_size=2) == want
 
 
 def test_hooks_of_ranks_stay(tmp_path: Path) -> None:

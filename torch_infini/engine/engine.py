@@ -139,7 +139,7 @@ class Engine:
         self._drafts = self._make_drafts(draft)
         self._seeds = None if seed is None else torch.Generator().manual_seed(seed % 2**63)
         if model.tp_group is not None and model.tp_group.workers is not None:
-            sizes = blocks, c.block_size, self._cache_dtype, c.max_rows, self.max_model_len
+            sizes = blocks, c.block_size, self._cache_dtype, rows, c.max_rows, self.max_model_len
             adapters = (c.max_loras, c.max_lora_rank) if c.enable_lora else None
             model.tp_group.workers.send("start", *sizes, not c.enforce_eager, adapters)
             self._runner = TPRunner(self._runner, model.tp_group.workers)  # type: ignore[arg-type]  # a Runner
@@ -364,7 +364,7 @@ class Engine:
         """Add a Request of new_request under an id that no other request has; return the id."""
         self._repair()
         if request.images is not None:
-            request.embedded = self.model.embed(request.prompt, request.images)  # type: ignore[attr-defined]  # it reads images
+            request.embedded = self._runner.embed(request.prompt, request.images)  # type: ignore[union-attr]  # no encoder
             request.images, request.keys = None, keys_of(request.prompt, request.embedded)
         self._number += 1
         request.id, request.number, request.arrived = id, self._number, time.perf_counter()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..distributed import TPGroup
-from ..nn import Batch, KVCache, LoRASite, MixedKVCache, RotarySwitch
+from ..nn import Batch, EmbeddedPrompt, KVCache, LoRASite, MixedKVCache, RotarySwitch
 
 
 class ServedConfig(Protocol):
@@ -85,6 +86,24 @@ class ServedModel(Protocol):
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of a token's keys and values in a cache of that dtype."""
+
+
+@runtime_checkable
+class ReadsImages(Protocol):
+    """A ServedModel whose prompts may have images, too.
+
+    Attributes:
+        without_images: Why they can have none; "": they can.
+        embeds_on_all_ranks: Whether its ranks share what encodes images, so that all of them must call embed.
+    """
+
+    @property
+    def without_images(self) -> str: ...
+    @property
+    def embeds_on_all_ranks(self) -> bool: ...
+
+    def embed(self, tokens: Sequence[int], inputs: Mapping[str, Tensor]) -> EmbeddedPrompt:
+        """Encode the images of a prompt; ValueError for inputs that the model does not take."""
 
 
 def is_served_model(model: object) -> bool:

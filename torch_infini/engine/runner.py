@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor
 from ..distributed import Followers, TPGroup, Workers
 from ..nn import Adapters, Batch, EmbeddedPrompt, EmbeddedRows, KVCache, LoRAFactors, MixedKVCache
 from .decode import DecodeSteps
-from .model import ServedModel
+from .model import ReadsImages, ServedModel
 
 
 class ChunkInput(NamedTuple):
@@ -131,6 +132,16 @@ class Runner:
         assert self._adapters is not None
         self._adapters.set(slot, layers)
 
+    def embed(self, tokens: Sequence[int], images: Mapping[str, Tensor]) -> EmbeddedPrompt:
+        """Encode the images of a prompt; arguments and errors as of ReadsImages.embed."""
+        assert isinstance(self.model, ReadsImages)
+        return self.model.embed(tokens, images)
+
+    def join_embedding(self, tokens: Sequence[int], images: Mapping[str, Tensor]) -> None:
+        """Take part in embed of rank 0, which sends the rows with the chunks and reports what is wrong with images."""
+        with suppress(ValueError):
+            self.embed(tokens, images)
+
     def _logits(self, chunks: Sequence[ChunkInput]) -> Tensor:
         if any(chunk.all_wanted for chunk in chunks):
             return self._prefill_all(chunks)
@@ -165,7 +176,8 @@ class Runner:
         for chunk in chunks:
             new, start, blocks, is_long = chunk.tokens, chunk.start, chunk.blocks, chunk.is_long
             if chunk.embedded is not None:
-                embedded.append(EmbeddedRows(len(tokens), start, len(new), chunk.embedded))
+                own = EmbeddedRows(len(tokens), start - chunk.embedded.first, len(new), chunk.embedded)
+                embedded.append(own)
             of_tokens += [chunk.adapter] * len(new)
             end = start + len(new)
             tokens += new
@@ -227,6 +239,13 @@ def wanted_of(chunks: Sequence[ChunkInput]) -> list[int]:
     return [i for i, chunk in enumerate(chunks) if chunk.wanted] or [len(chunks) - 1]
 
 
+def with_own_rows(chunk: ChunkInput) -> ChunkInput:
+    """Return a chunk to send: of a prompt with images it has the rows of its own tokens."""
+    if chunk.embedded is None:
+        return chunk
+    return chunk._replace(embedded=chunk.embedded.part(chunk.start, chunk.start + len(chunk.tokens)))
+
+
 class TPRunner:
     """A Runner that also sends every step and adapter to the workers, each of which holds a shard of the model.
 
@@ -259,9 +278,19 @@ class TPRunner:
     ) -> Tensor:
         """Compute chunks on all ranks; as Runner.run."""
         with self._lock:
-            self._workers.send("run", chunks, copies, state_copies)
+            self._workers.send("run", [with_own_rows(chunk) for chunk in chunks], copies, state_copies)
             with self._workers.relay_errors():
                 return self._runner.run(chunks, copies, state_copies)
+
+    def embed(self, tokens: Sequence[int], images: Mapping[str, Tensor]) -> EmbeddedPrompt:
+        """Encode the images of a prompt, on all ranks where these share what encodes them; as Runner.embed."""
+        model = self._runner.model
+        if not isinstance(model, ReadsImages) or not model.embeds_on_all_ranks:
+            return self._runner.embed(tokens, images)
+        with self._lock:
+            self._workers.send("join_embedding", list(tokens), {name: value.clone() for name, value in images.items()})
+            with self._workers.relay_errors():
+                return self._runner.embed(tokens, images)
 
     def set_adapter(self, slot: int, layers: Mapping[str, LoRAFactors]) -> None:
         """Put an adapter into a slot on all ranks; each takes its part. As Runner.set_adapter."""
@@ -289,17 +318,24 @@ class Worker:
         blocks: int,
         block_size: int,
         dtype: torch.dtype,
-        max_num_seqs: int,
+        states: int,
+        max_rows: int,
         max_tokens: int,
         record: bool,
         adapters: tuple[int, int] | None = None,
     ) -> None:
-        """Make a cache and a Runner of the same sizes as the engine's; `adapters` are slots and rank."""
+        """Make a cache and a Runner of the same sizes as the engine's.
+
+        Args:
+            blocks, block_size, dtype, states: Of the cache; `states` are those of sequences and of prefixes.
+            max_rows, max_tokens, record: Of the Runner.
+            adapters: Their slots and rank.
+        """
         self._runner = None  # frees its memory before the new one's is allocated
         model = self._model
-        cache = model.new_cache(blocks, block_size, dtype, max_num_seqs)
+        cache = model.new_cache(blocks, block_size, dtype, states)
         made = None if adapters is None else Adapters(model.lora_sites(), *adapters, model.dtype, model.device)
-        self._runner = Runner(model, cache, max_num_seqs, max_tokens, record, made)
+        self._runner = Runner(model, cache, max_rows, max_tokens, record, made)
 
     def run(
         self,
@@ -309,6 +345,10 @@ class Worker:
     ) -> None:
         assert self._runner is not None
         self._runner.run(chunks, copies, state_copies)
+
+    def join_embedding(self, tokens: Sequence[int], images: Mapping[str, Tensor]) -> None:
+        assert self._runner is not None
+        self._runner.join_embedding(tokens, images)
 
     def set_adapter(self, slot: int, layers: Mapping[str, LoRAFactors]) -> None:
         assert self._runner is not None

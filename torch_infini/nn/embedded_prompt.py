@@ -34,6 +34,7 @@ class EmbeddedPrompt(NamedTuple):
         terms: Further arguments of the text part by name.
         is_image: [S] bool, which tokens stand for a part of an image.
         spans: (first, end) of tokens that see each other, later ones too: one image each, or the whole prompt.
+        first: The place of the token whose row is the first one here.
     """
 
     embeddings: Tensor
@@ -42,6 +43,22 @@ class EmbeddedPrompt(NamedTuple):
     terms: dict[str, Term]
     is_image: Tensor
     spans: tuple[tuple[int, int], ...] = ()
+    first: int = 0
+
+    def part(self, start: int, end: int) -> EmbeddedPrompt:
+        """Return a copy that has the rows of the tokens at start to end - 1 alone."""
+        rows = slice(start - self.first, end - self.first)
+        terms = {
+            name: term._replace(values=[value[rows].clone() for value in term.values])
+            for name, term in self.terms.items()
+        }
+        return self._replace(
+            embeddings=self.embeddings[rows].clone(),
+            positions=None if self.positions is None else self.positions[:, rows].clone(),
+            terms=terms,
+            is_image=self.is_image[rows].clone(),
+            first=start,
+        )
 
 
 class EmbeddedRows(NamedTuple):
@@ -49,7 +66,7 @@ class EmbeddedRows(NamedTuple):
 
     Attributes:
         first: The index of the first one in the batch.
-        start: Its place in the prompt.
+        start: Its row in the prompt.
         size: Their number.
         prompt: The prompt.
     """

@@ -22,6 +22,7 @@ from ...nn import EmbeddedPrompt, EmbeddedRows, Term
 from ..layers.interface import IMPLEMENTATION
 from ..layers.interface import NAME as NAME_OF_OURS
 from ..layers.paged import paged_attention_forward
+from ..ranks.hooks import combines_ranks
 from .causal_model import NAME, find_causal_model
 from .sites import Unserved, configs_of, implementations
 
@@ -55,6 +56,9 @@ class PromptEmbedder:
         modules: Its attention modules, and others that keep states: all of the text part.
         windows: How many keys its layers see; 0: all.
 
+    Attributes:
+        needs_all_ranks: Whether ranks share what encodes images, so that all of them must call embed.
+
     Raises:
         Unserved: If the model has no part that computes with embeddings of text and images.
     """
@@ -64,6 +68,8 @@ class PromptEmbedder:
         inner = find_causal_model(model)
         self._embedding: nn.Module = inner.get_input_embeddings()
         self._text = text_part(inner, [*modules, self._embedding])
+        beside = set(inner.modules()) - set(self._text.modules()) - {inner.get_output_embeddings()}
+        self.needs_all_ranks = any(map(combines_ranks, beside))
         self._parameters = list(inspect.signature(self._text.forward).parameters)
         self._configs = mask_configs(inner, self._text)
         others = [config for config in configs_of(inner) if all(config is not one for one in self._configs)]
@@ -104,7 +110,7 @@ class PromptEmbedder:
         of_text = self._embedding(tokens[None])
         is_image = (of_text != embeddings.to(of_text.dtype)).any(-1)[0]
         terms = self._terms(found, len(tokens))
-        return EmbeddedPrompt(embeddings[0], positions, shift, terms, is_image, *spans)
+        return EmbeddedPrompt(embeddings[0], positions, shift, terms, is_image, spans.pop() if spans else ())
 
     @contextmanager
     def replacing(self, rows: Collection[EmbeddedRows]) -> Iterator[None]:

@@ -149,6 +149,11 @@ class PagedModel:
         states: Tensor = found.last_hidden_state[0]
         return states
 
+    @property
+    def embeds_on_all_ranks(self) -> bool:
+        """Whether ranks share what encodes images, so that all of them must call embed at the same time."""
+        return self._embedder is not None and self._embedder.needs_all_ranks
+
     def embed(self, tokens: Sequence[int], inputs: Mapping[str, Tensor]) -> EmbeddedPrompt:
         """Encode the images of a prompt.
 
@@ -177,8 +182,6 @@ class PagedModel:
         inner = find_causal_model(self.model)
         if "pixel_values" not in inspect.signature(inner.forward).parameters:
             return None, f"{type(inner).__name__} reads text alone"
-        if self.tp_group is not None:
-            return None, "its weights are shared by ranks"
         if self.rotary_switch is not None:
             return None, "its rotation depends on a sequence's length"
         windows = [site.window.size for site in self._sites.attention.values()]
