@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import re
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,48 @@ def test_async_cancelled(folder: Path) -> None:
             assert llm.metrics().free_blocks == llm.metrics().blocks
 
     asyncio.run(run())
+
+
+def test_async_outputs_come_while_the_next_step_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they wake then holds no step up; where a call waits, or nothing is left to compute, they come at once."""
+    happened: list[str] = []
+    with contextlib.closing(AsyncLLM(folder)) as llm:
+        runner: Any = llm.engine._runner
+        run, new_request = runner.run, llm.engine.new_request
+        second, added = threading.Event(), threading.Event()
+
+        def noted_run(*args: Any) -> Any:
+            happened.append("begin")
+            if happened.count("begin") == 2:  # during which the second request comes
+                second.set()
+                added.wait(20)
+            result = run(*args)
+            happened.append("end")
+            return result
+
+        def noted_request(*args: Any) -> Any:
+            happened.append("request")
+            return new_request(*args)
+
+        monkeypatch.setattr(runner, "run", noted_run)
+        monkeypatch.setattr(llm.engine, "new_request", noted_request)
+        ends = [threading.Event(), threading.Event()]
+
+        def deliver(i: int, output: Any) -> None:
+            happened.append(f"{i}")
+            if output.finished:
+                ends[i].set()
+
+        params = SamplingParams.greedy(max_tokens=4, ignore_eos=True)
+        llm.add([5, 6, 7], params, partial(deliver, 0))
+        assert second.wait(20)
+        llm.add([8, 9], params, partial(deliver, 1))
+        added.set()
+        assert all(end.wait(20) for end in ends)
+    text = " ".join(happened)
+    # What the second step gave is delivered before the waiting request is made.
+    assert text.startswith("request begin end begin 0 end 0 request begin end begin 0 1 end"), text
+    assert text.endswith("end 1") and text.count("0") == text.count("1") == 4
 
 
 def test_async_closed(folder: Path) -> None:

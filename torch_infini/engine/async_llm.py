@@ -33,6 +33,7 @@ from .outputs import (
 )
 from .pooling import Pooling
 from .prompts import Prompt
+from .runner import do_nothing
 from .sampling_params import SamplingParams
 from .sequence import Request
 
@@ -259,6 +260,8 @@ class _EngineThread:
         self._wake = threading.Condition()
         self._calls: deque[Callable[[], None]] = deque()
         self._deliver: dict[str, Deliver] = {}
+        self._outputs: list[RequestOutput] = []  # of the last step, not delivered yet
+        engine.call_before_compute(self._deliver_outputs)
         self._error: RuntimeError | None = None
         library.release_threads()  # this thread has loaded the model, and computes no more
         self._thread = threading.Thread(target=self._run, name="torch_infini.AsyncLLM", daemon=True)
@@ -331,21 +334,35 @@ class _EngineThread:
                     while not self._calls and self._engine.is_idle and self._error is None:
                         self._wake.wait()
                 began = time.perf_counter()
+                if self._calls:  # which may take long
+                    self._deliver_outputs()
                 while self._calls and time.perf_counter() - began < _CALLS:
                     self._calls.popleft()()
-                for output in self._engine.step():
-                    deliver = (
-                        self._deliver.pop(output.request_id, None)
-                        if output.finished
-                        else self._deliver.get(output.request_id)
-                    )
-                    if deliver is not None:
-                        deliver(output)
+                outputs = self._engine.step()
+                self._deliver_outputs()  # of the step before, if nothing was computed
+                self._outputs = outputs
+                if self._engine.is_idle:
+                    self._deliver_outputs()
         except BaseException as error:
             log.exception("the engine's thread failed")
             with self._wake:
                 self._error = RuntimeError(f"torch_infini.AsyncLLM: the engine failed: {error}")
+        self._engine.call_before_compute(do_nothing)
+        self._deliver_outputs()
         for call in self._calls:
             call()
         for deliver in self._deliver.values():
             deliver(self._error)
+
+    def _deliver_outputs(self) -> None:
+        """Deliver a step's outputs: while the next step computes, so that what they wake does not hold it up.
+
+        With one thread of two cores, 160M and 32 streaming clients, that is 1.04 times as fast (by hand).
+        """
+        outputs, self._outputs = self._outputs, []
+        for output in outputs:
+            deliver = (
+                self._deliver.pop(output.request_id, None) if output.finished else self._deliver.get(output.request_id)
+            )
+            if deliver is not None:
+                deliver(output)

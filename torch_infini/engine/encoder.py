@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..nn import LoRAFactors
 from .config import EngineConfig
-from .runner import ChunkInput
+from .runner import ChunkInput, do_nothing
 
 _NAME = "torch_infini.Engine"
 
@@ -54,6 +54,7 @@ class EncoderRunner:
 
     def __init__(self, model: Encoder) -> None:
         self.model = model
+        self.before_compute: Callable[[], object] = do_nothing
         self.prompt_logits: dict[int, Tensor] = {}
         self.states: dict[int, Tensor] = {}
 
@@ -65,6 +66,7 @@ class EncoderRunner:
     ) -> Tensor:
         """Compute the states of all chunks, or their logits [1, labels] as such; the result is empty."""
         self.states = {}  # frees the last ones before others are made
+        self.before_compute()
         for scored in (False, True):
             rows = [i for i, chunk in enumerate(chunks) if chunk.scored == scored]
             given = [chunks[i].tokens for i in rows], [chunks[i].types for i in rows]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +156,13 @@ class Engine:
         self.outputs: list[RequestOutput] = []
         self._metrics = Metrics(blocks=blocks)
         self._number = 0
+
+    def call_before_compute(self, call: Callable[[], object]) -> None:
+        """Have every step call this when its inputs are made, before the model computes; it must not raise.
+
+        What it wakes runs beside the computation, and not beside the Python of the step, which would wait for it.
+        """
+        self._runner.before_compute = call
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

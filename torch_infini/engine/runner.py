@@ -72,6 +72,7 @@ class Runner:
     Attributes:
         prompt_logits: Logits [tokens of the chunk, vocab_size] of the last run, by index of the chunks with all_wanted.
         states: Hidden states [tokens of the chunk, hidden_size] of the last run, by index of the chunks with pooled.
+        before_compute: Called in each run when the inputs are made, before the model computes. It must not raise.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Runner:
         self._steps = DecodeSteps(model, cache, max_num_seqs, self._width, record, adapters)
         self.prompt_logits: dict[int, Tensor] = {}
         self.states: dict[int, Tensor] = {}
+        self.before_compute: Callable[[], object] = do_nothing
         self._table_rows: list[list[int]] = [[] for _ in range(max_num_seqs)]  # contents of the steps' block tables
 
     @torch.inference_mode()
@@ -198,6 +200,7 @@ class Runner:
             batch = replace(batch, embedded=tuple(embedded))
         if self.cache.states is not None:
             batch = replace(batch, states=torch.tensor([chunk.state for chunk in chunks], device=self.device))
+        self.before_compute()
         if self._adapters is None or max(of_tokens) < 0:
             return compute(batch, self.cache)
         batch = replace(batch, adapters=torch.tensor(of_tokens, device=self.device))
@@ -221,9 +224,14 @@ class Runner:
             position = start + chunk.shift if switch is None else switch.row(start, chunk.is_long)
             columns.append((token, position, blocks[start // size] * size + start % size, start + 1))
         step.inputs.copy_(torch.tensor(columns).t())
+        self.before_compute()
         logits = step.run()
         wanted = wanted_of(chunks)
         return logits if len(wanted) == len(chunks) else logits[torch.tensor(wanted, device=self.device)]
+
+
+def do_nothing() -> None:
+    """Do nothing, before a model computes."""
 
 
 def rows_of(chunk: ChunkInput) -> list[ChunkInput]:
@@ -259,6 +267,15 @@ class TPRunner:
     def __init__(self, runner: Runner, workers: Workers | Followers) -> None:
         self._runner, self._workers = runner, workers
         self._lock = threading.Lock()  # adapters come from the threads of callers
+
+    @property
+    def before_compute(self) -> Callable[[], object]:
+        """As Runner's, of this process alone."""
+        return self._runner.before_compute
+
+    @before_compute.setter
+    def before_compute(self, call: Callable[[], object]) -> None:
+        self._runner.before_compute = call
 
     @property
     def prompt_logits(self) -> dict[int, Tensor]:
