@@ -26,6 +26,7 @@ def serving(rows: Rows) -> Cells:
     for row in rows:
         rates = [number(row, f"{way}_tokens_per_s", "{:,.0f}") for way in ("generate", "streams", "served")]
         added = [number(row, f"{name}_added_ms", "{:.1f}") for name in ("ttft", "itl")]
+        added = ["0.0" if one == "-0.0" else one for one in added]
         yield [f"{row['shape']}, {row['clients']}, {row['threads']}", *rates, number(row, "ratio", "{:.2f}"), *added]
 
 
