@@ -209,3 +209,13 @@ def test_a_tower_with_other_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     report = torch_infini.patch_model(model)
     assert report.towers_left == (("model.vision_tower", "its inputs are of no known form"),)
     assert not report.left and report.replaced
+
+
+def test_a_tower_with_another_config() -> None:
+    """What is said of its input is no number: the report has the reason, and nothing is raised."""
+    model = LLAVA.build()
+    vars(tower_of(model).config)["patch_size"] = {"height": 14}
+    report = torch_infini.patch_model(model)
+    ((name, reason),) = report.towers_left
+    assert name == "model.vision_tower" and reason.startswith("an image of noise could not be tried: TypeError")
+    assert not report.left and report.replaced

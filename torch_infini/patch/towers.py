@@ -62,14 +62,15 @@ def patch_tower(tower: Tower, verifier: Verifier, selection: Selection) -> tuple
         was left, empty if it was not.
     """
     name, module = tower
-    before, reason = None, "its inputs are of no known form"
-    for inputs in inputs_of(module):
+    before, reason, known = None, "its inputs are of no known form", iter(inputs_of(module))
+    while before is None:
         try:
+            if (inputs := next(known, None)) is None:
+                break
             before = one_layer(module, inputs)
-            break
-        except Exception as error:  # it has others
+        except Exception as error:  # it has others, or a config of another form
             reason = f"an image of noise could not be tried: {shown(error)}"
-    if before is None:
+    if before is None or inputs is None:
         return [], None, reason
     rows = []
     for here, part, patch in parts_of(name, module, selection):
@@ -132,11 +133,13 @@ def excluded(selection: Selection, tower: str, name: str) -> bool:
 def inputs_of(tower: PreTrainedModel) -> Iterator[dict[str, Any]]:
     """Yield random inputs that a tower which reads images may take: a small image, or patches of one."""
     names, config = list(inspect.signature(type(tower).forward).parameters)[1:], tower.config
-    some = next(p for p in tower.parameters() if p.is_floating_point())
+    some = next((p for p in tower.parameters() if p.is_floating_point()), None)
+    if some is None:
+        return
     generator = torch.Generator("cpu").manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(some)
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(some.device, some.dtype)
 
     def size_of(*entries: str, otherwise: int = 0) -> int:
         value = next((value for name in entries if (value := getattr(config, name, None)) is not None), otherwise)
