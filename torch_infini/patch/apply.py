@@ -183,7 +183,7 @@ class Patching:
     def try_whole(self) -> str:
         """Run two tokens through the whole model; return what is wrong with it, empty if nothing is."""
         fault = self.trial.fault()
-        if fault and any(isinstance(module, InterfaceAttention) for module in self.model.modules()):
+        if fault and any(isinstance(module, InterfaceAttention) for module in self.decoder.module.modules()):
             self.set_report(replace(self.report, rows=self.without_interface(self.report.rows, fault)))
             self.choose_attention()
             fault = self.trial.fault()
@@ -196,8 +196,9 @@ class Patching:
         return fault
 
     def without_interface(self, rows: tuple[Row, ...], reason: str) -> tuple[Row, ...]:
-        """Leave the attention that keeps its own forward, and say so in the rows."""
-        modules = {name: one for name, one in self.model.named_modules() if isinstance(one, InterfaceAttention)}
+        """Leave the decoder's attention that keeps its own forward, and say so in the rows."""
+        inside = {id(one) for one in self.decoder.module.modules() if isinstance(one, InterfaceAttention)}
+        modules = {name: one for name, one in self.model.named_modules() if id(one) in inside}
         for module in modules.values():
             restore(module)
         return tuple(replace(row, op=SKIPPED, reason=reason) if row.name in modules else row for row in rows)

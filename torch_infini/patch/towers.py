@@ -78,8 +78,11 @@ def patch_tower(tower: Tower, verifier: Verifier, selection: Selection) -> tuple
         rows += [Row(f"{name}.{here}", kind, op)] if op else []
     attention = [(here, part) for here, part in module.named_modules() if calls_interface(part)]
     config = None
-    if attention and all(
-        is_able(InterfaceAttention, part) and not excluded(selection, name, here) for here, part in attention
+    if attention and all(  # one config names the function of all of them
+        vars(part).get("config") is module.config
+        and is_able(InterfaceAttention, part)
+        and not excluded(selection, name, here)
+        for here, part in attention
     ):
         rows += [Row(f"{name}.{here}", type(part).__name__, InterfaceAttention.infini_ops) for here, part in attention]
         for _, part in attention:
