@@ -147,8 +147,20 @@ def test_errors(models: tuple[Any, Decoder]) -> None:
     _, ours = models
     layers: Iterator[DecoderLayer] = iter(list(ours.layers)[:1])
     count = ours.config.num_hidden_layers
-    with pytest.raises(ValueError, match=rf"Decoder: layers must be num_hidden_layers of the config, {count}, got 1"):
+    with pytest.raises(
+        ValueError, match=rf"Decoder: layers must be num_hidden_layers of the config, at least 1, {count}, got 1"
+    ):
         Decoder(ours.config, ours.embed, layers, RMSNorm(4), ours.head)
+
+
+def test_parts_that_are_none(models: tuple[Any, Decoder]) -> None:
+    _, ours = models
+    parts = list(ours.layers)
+    with pytest.raises(ValueError, match=r"Decoder: a norm must have after\(x, residual\), .* got MeanNorm without it"):
+        Decoder(ours.config, ours.embed, parts, MeanNorm(64), ours.head)  # type: ignore[arg-type]
+    plain: Any = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match=r"got Linear without attention_norm, attention, mlp_norm, mlp \(layer 1\)"):
+        Decoder(ours.config, ours.embed, [parts[0], plain, *parts[2:]], ours.norm, ours.head)
 
 
 def test_it_is_read_at_one_sitting() -> None:

@@ -51,7 +51,8 @@ class Decoder(nn.Module):
         is_recordable: Whether a decode step may be recorded; the engine sets it to False after one could not be.
 
     Raises:
-        ValueError: If there are no layers, or not as many as config says.
+        ValueError: If there are no layers, or not as many as config says; for a layer or a norm without what is named
+            here.
 
     Example:
         >>> model = torch_infini.models.Llama.from_pretrained(folder)
@@ -75,10 +76,25 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.tp_group = config, tp_group
         self.embed, self.layers, self.norm, self.head = embed, DecoderLayers(layers), norm, head
-        if len(self.layers) != config.num_hidden_layers:
+        if not 0 < len(self.layers) == config.num_hidden_layers:
             raise ValueError(
-                f"torch_infini.models.Decoder: layers must be num_hidden_layers of the config, "
+                f"torch_infini.models.Decoder: layers must be num_hidden_layers of the config, at least 1, "
                 f"{config.num_hidden_layers}, got {len(self.layers)}"
+            )
+        for i, layer in enumerate(self.layers):
+            if missing := [
+                part for part in ("attention_norm", "attention", "mlp_norm", "mlp") if not hasattr(layer, part)
+            ]:
+                raise ValueError(
+                    f"torch_infini.models.Decoder: layers must have attention_norm, attention, mlp_norm and mlp, got "
+                    f"{type(layer).__name__} without {', '.join(missing)} (layer {i})"
+                )
+        norms = [norm, *(part for layer in self.layers for part in (layer.attention_norm, layer.mlp_norm))]
+        other = next((one for one in norms if not callable(getattr(one, "after", None))), None)
+        if other is not None:
+            raise ValueError(
+                "torch_infini.models.Decoder: a norm must have after(x, residual), which returns (norm(residual + x), "
+                f"residual + x), got {type(other).__name__} without it"
             )
         attention = next(iter(self.layers)).attention
         self.kv_heads, self.head_dim = attention.kv_heads, attention.head_dim

@@ -156,13 +156,12 @@ class Patching:
 
     def patch_towers(self) -> list[Row]:
         """Replace what is computed alike in the models beside the decoder; return a row for each module."""
-        if self.tp_group is not None or self.trial.untried:
-            return []
-        rows, left, verifier = [], [], Verifier(self.decoder)
+        rows: list[Row] = []
+        left, verifier = [], Verifier(self.decoder)
+        untried = "its model is shared by ranks" if self.tp_group is not None else self.trial.untried
         for tower in towers_of(self.model, self.decoder):
-            replaced, config, reason = patch_tower(tower, verifier, self.state.selection)
+            replaced, reason = ([], untried) if untried else patch_tower(tower, verifier, self.state)
             rows += replaced
-            self.state.towers += [] if config is None else [config]
             left += [(tower.name, reason)] if reason else []
         self.set_report(replace(self.report, towers_left=tuple(left)))
         return rows

@@ -23,7 +23,7 @@ from .layers.layer_norm import LayerNorm, is_layer_norm
 from .layers.mlp import GatedMLP
 from .layers.norm import RMSNorm, eps_name
 from .report import Row
-from .state import PatchedConfig, Selection, replace_config
+from .state import PatchedConfig, Selection, State, replace_config
 from .structure import has_gate, is_able, takes_one
 from .swap import Patched, Unsupported, restore, swap
 
@@ -49,19 +49,19 @@ def towers_of(model: nn.Module, decoder: Decoder) -> list[Tower]:
     return found
 
 
-def patch_tower(tower: Tower, verifier: Verifier, selection: Selection) -> tuple[list[Row], PatchedConfig | None, str]:
+def patch_tower(tower: Tower, verifier: Verifier, state: State) -> tuple[list[Row], str]:
     """Replace what is computed alike in a tower.
 
     Args:
         tower: The tower.
         verifier: Checks its modules one by one.
-        selection: What may be replaced.
+        state: What may be replaced; the tower's config is added to it if a copy of it names our attention.
 
     Returns:
-        A row for each module that was replaced; the tower's config, if its copy names our attention; and why the tower
-        was left, empty if it was not.
+        A row for each module that was replaced, and why the tower was left, empty if it was not.
     """
     name, module = tower
+    selection = state.selection
     before, reason, known = None, "its inputs are of no known form", iter(inputs_of(module))
     while before is None:
         try:
@@ -71,7 +71,7 @@ def patch_tower(tower: Tower, verifier: Verifier, selection: Selection) -> tuple
         except Exception as error:  # it has others, or a config of another form
             reason = f"an image of noise could not be tried: {shown(error)}"
     if before is None or inputs is None:
-        return [], None, reason
+        return [], reason
     rows = []
     for here, part, patch in parts_of(name, module, selection):
         kind, op = type(part).__name__, swapped(part, patch, verifier)
@@ -88,10 +88,11 @@ def patch_tower(tower: Tower, verifier: Verifier, selection: Selection) -> tuple
         for _, part in attention:
             swap(part, InterfaceAttention, None)
         config = PatchedConfig.of(module.config)
+        state.towers.append(config)  # first, so that it is undone if this is interrupted
         replace_config(module, config.original, config.patched)
         setattr(config.patched, IMPLEMENTATION, NAME)
     if not rows:
-        return [], None, ""
+        return [], ""
     try:
         reason = difference(before, one_layer(module, inputs))
     except Exception as error:
@@ -102,8 +103,9 @@ def patch_tower(tower: Tower, verifier: Verifier, selection: Selection) -> tuple
                 restore(part)
         if config is not None:
             replace_config(module, config.patched, config.original)
-        return [], None, reason
-    return rows, config, ""
+            state.towers.remove(config)
+        return [], reason
+    return rows, ""
 
 
 def parts_of(name: str, tower: nn.Module, selection: Selection) -> Iterator[tuple[str, nn.Module, type[Patched]]]:
